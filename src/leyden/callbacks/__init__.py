@@ -1,0 +1,1 @@
+"""Callbacks and loggers, one small thing a file."""

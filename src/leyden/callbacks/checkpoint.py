@@ -1,0 +1,55 @@
+"""checkpoints/best.ckpt and checkpoints/last.ckpt in the run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import leyden
+
+
+class Checkpoint(ModelCheckpoint):
+    """Keeps the best and the last state under fixed names that need no quoting on a command line.
+
+    A checkpoint holds tensors and plain values only, so that it loads with `weights_only=True`, and under the
+    key "leyden" the resolved config and the metrics at that moment.
+
+    Args:
+        monitor: metric that decides; null keeps the last state only.
+        mode: "min" or "max".
+    """
+
+    CHECKPOINT_NAME_LAST = "last"
+
+    def __init__(self, monitor: str | None, mode: Literal["min", "max"]) -> None:
+        super().__init__(
+            monitor=monitor,
+            mode=mode,
+            filename="best" if monitor else "last",
+            save_top_k=1,
+            save_last=monitor is not None,
+            auto_insert_metric_name=False,
+            enable_version_counter=False,
+            # A metric of training is known at the end of the training epoch, the others after validation.
+            save_on_train_epoch_end=monitor is None or monitor.startswith("train/"),
+        )
+        self.config: dict[str, Any] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
+        super().setup(trainer, pl_module, stage)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["leyden"] = {
+            "version": leyden.__version__,
+            "config": self.config,
+            "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        }
+
+    @property
+    def path_to_test(self) -> str:
+        """The checkpoint that a run tests: the best, or the last where nothing is monitored."""
+        return self.best_model_path or self.last_model_path

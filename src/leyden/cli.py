@@ -1,0 +1,79 @@
+"""The `leyden` command: thin sub-commands, each calls one function elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import typer
+
+from leyden.errors import USER_ERRORS
+
+app = typer.Typer(
+    help="Trains experiments, and evaluates and predicts with what they trained.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+T = TypeVar("T")
+Run = Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")]
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    help="Train and test an experiment; the same as `python train.py`. `leyden train --help` lists experiments.",
+)
+def train(context: typer.Context) -> None:
+    """Hands the arguments to Hydra as they are."""
+    from leyden.entry import train as run_training
+
+    sys.argv = ["leyden train", *context.args]
+    run_training()
+
+
+@app.command(
+    help="Compute the metrics of a run again.\n\nExample: leyden evaluate outputs/vision/2026-01-31_12-00-00-000000"
+)
+def evaluate(
+    run: Run,
+    split: Annotated[Literal["train", "val", "test"], typer.Option(help="Which rows.")] = "test",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows at a time; default: as in training.")] = None,
+) -> None:
+    """Prints one metric a line."""
+    from leyden.runs.evaluate import evaluate_run
+
+    for name, value in _report_errors(lambda: evaluate_run(run, split, batch_size)).items():
+        typer.echo(f"{name} = {value:.6g}")
+
+
+@app.command(
+    help="Predict for the rows of a table, a picture, or a folder of pictures.\n\n"
+    "Example: leyden predict outputs/regression/2026-01-31_12-00-00-000000 new_cars.csv --output predictions.csv"
+)
+def predict(
+    run: Run,
+    inputs: Annotated[Path, typer.Argument(help="CSV, TSV, JSON lines, Parquet; a picture or a folder of them.")],
+    output: Annotated[Path | None, typer.Option(help="Write .csv, .jsonl or .parquet; default: print CSV.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows at a time.")] = 256,
+) -> None:
+    """Prints or writes one row per input."""
+    from leyden.runs.predict import predict_file, write_table
+
+    frame = _report_errors(lambda: predict_file(run, inputs, batch_size))
+    if output is None:
+        typer.echo(frame.write_csv(), nl=False)
+    else:
+        _report_errors(lambda: write_table(frame, output))
+        typer.echo(f"{len(frame)} predictions written to {output}")
+
+
+def _report_errors(action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except USER_ERRORS as err:
+        typer.echo(f"{type(err).__name__}: {err}", err=True)
+        raise typer.Exit(1) from err

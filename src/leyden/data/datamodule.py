@@ -1,0 +1,198 @@
+"""The base datamodule: splits as tensors, facts for the network, a fingerprint, fitted preprocessing."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+
+from leyden.data.loaders import Batch, TensorLoader
+from leyden.data.order import derive_seed
+from leyden.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass
+class Inputs:
+    """Rows to predict for: their ids as the user knows them, and their tensors (sample axis first)."""
+
+    ids: list[str]
+    tensors: Batch
+
+
+class DataModule(LightningDataModule):
+    """Holds the splits of a data set as tensors and yields batches as dicts of tensors.
+
+    A subclass gives `load_splits` (tensors per split; sets `facts` and what it fitted on the training split),
+    and for prediction `read_inputs`, `fitted_state` and `load_fitted_state`. `prepare_data` may download.
+
+    Args:
+        batch_size: global batch size, over all devices.
+        seed: of the order of samples and of augmentation (the splits have their own seed).
+        reference: a known result for this data, e.g. `{label: "ridge regression", r2: 0.81}`; shown beside
+            the test metrics.
+
+    Attributes:
+        facts: what the data fixes for the task and its network (`num_classes`, `num_features`, ...).
+        splits: "train", "val", "test" -> name -> tensor.
+        label_key: the batch key of the target.
+    """
+
+    label_key = "label"
+    # Whether an empty validation split was asked for; without validation the last checkpoint is tested.
+    allows_empty_val = False
+
+    def __init__(
+        self,
+        batch_size: Annotated[int, Ge(1)],
+        seed: Annotated[int, Ge(0)] = 0,
+        reference: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.seed = seed
+        self.reference = dict(reference) if reference else None
+        self.facts: dict[str, Any] = {}
+        self.splits: dict[str, Batch] = {}
+        self.skipped: list[str] = []
+        self.min_last_train = 1
+
+    # ---- what a subclass gives -----------------------------------------------------------------------------
+
+    def load_splits(self) -> dict[str, Batch]:
+        """Reads the data, fits preprocessing on the training split, sets `facts`, returns the splits."""
+        raise NotImplementedError
+
+    def read_inputs(self, path: Path) -> Inputs:
+        """Reads rows to predict for, with the preprocessing that was fitted in training; no target needed.
+
+        Raises:
+            DataError: when the file cannot be read or does not have the columns of the training data.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot read inputs from a file.")
+
+    def fitted_state(self) -> dict[str, Any]:
+        """What was fitted on the training split, as tensors and plain values; goes into the checkpoint."""
+        return {}
+
+    def load_fitted_state(self, state: dict[str, Any]) -> None:
+        """Takes over what `fitted_state` gave, in place of reading training data."""
+
+    def transform_batch(self, batch: Batch, generator: torch.Generator | None) -> Batch:
+        """Converts and normalises a batch on its device; with a generator also augments it."""
+        return batch
+
+    def trim_batch(self, batch: Batch) -> Batch:
+        """Cuts what no row of a batch needs, on the host before the batch goes to the device."""
+        return batch
+
+    def probes(self) -> Inputs | None:
+        """Inputs whose predictions are reported after training, as `predict/<id>` in metrics.json."""
+        return None
+
+    @property
+    def has_augmentation(self) -> bool:
+        """Whether `transform_batch` draws random numbers for training batches."""
+        return False
+
+    # ---- Lightning -----------------------------------------------------------------------------------------
+
+    def setup(self, stage: str | None = None) -> None:
+        """Loads the splits once.
+
+        Raises:
+            DataError: when a split is empty and that was not asked for.
+        """
+        if self.splits:
+            return
+        self.splits = self.load_splits()
+        for name in SPLITS:
+            if self.num_samples(name) == 0 and not (name == "val" and self.allows_empty_val):
+                raise DataError(
+                    f"The {name} split of {self.describe()} is empty. "
+                    "Check the data path and the sizes of the splits (data.val_frac, data.test_frac)."
+                )
+
+    def num_samples(self, split: str) -> int:
+        """How many samples a split has."""
+        tensors = self.splits.get(split)
+        return len(next(iter(tensors.values()))) if tensors else 0
+
+    def describe(self) -> str:
+        """The data set's name for messages, with its path where it has one."""
+        path = getattr(self, "path", None)
+        return f"{type(self).__name__} ({path})" if path else type(self).__name__
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Sample count and a hash of the content per split: equal data gives an equal fingerprint."""
+        result: dict[str, Any] = {"source": self.describe()}
+        for split in SPLITS:
+            digest = hashlib.blake2b(digest_size=16)
+            for name, tensor in sorted(self.splits.get(split, {}).items()):
+                digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+                digest.update(tensor.contiguous().view(-1).numpy().data)
+            result[split] = {"num_samples": self.num_samples(split), "hash": digest.hexdigest()}
+        return result
+
+    def _loader(self, split: str, shuffle: bool) -> TensorLoader | list[Any]:
+        if self.num_samples(split) == 0:
+            return []
+        trainer = self.trainer
+        return TensorLoader(
+            self.splits[split],
+            self.batch_size,
+            shuffle,
+            self.seed,
+            rank=trainer.global_rank if trainer else 0,
+            world_size=trainer.world_size if trainer else 1,
+            min_last=self.min_last_train if shuffle else 1,
+            trim=self.trim_batch,
+        )
+
+    def train_dataloader(self) -> TensorLoader | list[Any]:
+        loader = self._loader("train", shuffle=True)
+        if isinstance(loader, TensorLoader) and loader.num_dropped:
+            log.warning(
+                "The last %d training sample(s) of each epoch are left out: too few for a batch of their own.",
+                loader.num_dropped,
+            )
+        return loader
+
+    def val_dataloader(self) -> TensorLoader | list[Any]:
+        return self._loader("val", shuffle=False)
+
+    def test_dataloader(self) -> TensorLoader | list[Any]:
+        return self._loader("test", shuffle=False)
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        generator = None
+        trainer = self.trainer
+        if trainer is not None and trainer.training and self.has_augmentation:
+            device = next(iter(batch.values())).device
+            position = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+            seed = derive_seed(self.seed, "augment", position, trainer.global_rank)
+            generator = torch.Generator(device).manual_seed(seed)
+        return self.transform_batch(batch, generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"facts": self.facts, "fitted": self.fitted_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.facts = state_dict["facts"]
+        self.load_fitted_state(state_dict["fitted"])
+
+
+def stack_column(values: list[Any], dtype: torch.dtype) -> Tensor:
+    """A one-dimensional tensor of a Python list (also of an empty one)."""
+    return torch.tensor(values, dtype=dtype).reshape(len(values))

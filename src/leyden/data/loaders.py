@@ -1,0 +1,71 @@
+"""Batches cut from tensors in memory, without per-sample Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from leyden.data.order import epoch_order, rank_slice
+
+Batch = dict[str, Tensor]
+
+
+class TensorLoader:
+    """Iterates over the global batches of one split that lies in memory as tensors.
+
+    The order is a function of (seed, epoch); a rank takes its contiguous part of every global batch.
+
+    Args:
+        tensors: name -> tensor with the sample axis first, all of the same length.
+        batch_size: samples in a global batch (over all ranks).
+        shuffle: whether each epoch has its own order.
+        seed: of the order.
+        rank: this process among `world_size` processes.
+        world_size: processes that share every global batch.
+        trim: cuts what no row of a batch needs (padding), on the host before the batch goes to the device.
+        min_last: a last batch smaller than this is dropped (BatchNorm cannot train on one sample).
+    """
+
+    def __init__(
+        self,
+        tensors: Batch,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        min_last: int = 1,
+        trim: Callable[[Batch], Batch] | None = None,
+    ) -> None:
+        lengths = {name: len(tensor) for name, tensor in tensors.items()}
+        assert len(set(lengths.values())) == 1, f"tensors of one split differ in length: {lengths}"
+        self.tensors = tensors
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.rank = rank
+        self.trim = trim
+        self.world_size = world_size
+        self.num_samples = next(iter(lengths.values()))
+        last = self.num_samples % batch_size
+        self.num_dropped = last if 0 < last < max(min_last, world_size if shuffle else 1) else 0
+        self.epoch = 0
+        # Lightning looks for `sampler.set_epoch` before each epoch, and asks every sampler for its batch sampler.
+        self.sampler = self
+        self.batch_sampler = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch whose order the next iteration takes."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-(self.num_samples - self.num_dropped) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = epoch_order(self.num_samples, self.seed, self.epoch, self.shuffle)
+        for index in range(len(self)):
+            batch = order[index * self.batch_size : (index + 1) * self.batch_size]
+            part = rank_slice(batch, self.rank, self.world_size)
+            cut = {name: tensor[part] for name, tensor in self.tensors.items()}
+            yield self.trim(cut) if self.trim else cut

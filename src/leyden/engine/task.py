@@ -1,0 +1,218 @@
+"""The base LightningModule: what happens in a step, and when metrics are read and logged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, MetricCollection
+
+from leyden.data.datamodule import DataModule
+from leyden.data.loaders import Batch
+from leyden.engine.optim import build_optimizer
+from leyden.engine.rng import seed_step
+from leyden.engine.schedule import Schedule
+from leyden.errors import TrainingError
+
+
+class Task(LightningModule):
+    """A learning task: a network, a loss and metrics.
+
+    A subclass sets `input_key` and `metric_names`, and gives `compute_loss`, `build_metrics` and
+    `baseline_outputs`. The base does the rest: steps, schedule, metrics over whole epochs, logging.
+
+    In pseudocode, one epoch is::
+
+        for batch in train:  loss = compute_loss(batch); backward; optimiser step; metrics.update
+        for batch in val:    metrics.update
+        write train/* and val/* once, at the global step reached
+
+    Metrics are accumulated on the device over all samples and read once per epoch (the loss also once per
+    `trainer.log_every_n_steps`), so a value never depends on the batch size.
+
+    Args:
+        net: the network; takes `batch[input_key]`.
+        optim: called with the named parameters, gives the optimiser.
+        schedule: factor of the learning rate over the steps.
+        seed: of randomness inside the step.
+    """
+
+    input_key: ClassVar[str] = "input"
+    metric_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optim: Callable[..., torch.optim.Optimizer],
+        schedule: Schedule,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.optim = optim
+        self.schedule = schedule
+        self.seed = seed
+        self.losses = nn.ModuleDict({f"{phase}_loss": MeanMetric() for phase in ("train", "val", "test")})
+        self.metrics = nn.ModuleDict()  # built in `setup`, when the subclass knows its classes or targets
+        # The last values read, for the progress bar: reading them costs no device synchronisation.
+        self.latest: dict[str, float] = {}
+        self._interval_loss = MeanMetric()
+        self._logged_step = 0
+        self._last_finite: tuple[int, float] | None = None
+
+    # ---- what a subclass gives -----------------------------------------------------------------------------
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The mean loss over the batch, a scalar, and the outputs that metrics and predictions use."""
+        raise NotImplementedError
+
+    def build_metrics(self) -> MetricCollection:
+        """Fresh torchmetrics, named as in `metric_names`; updated with `metric_inputs`."""
+        raise NotImplementedError
+
+    def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What the metrics take: predictions and targets."""
+        raise NotImplementedError
+
+    def baseline_outputs(self, data: DataModule, num_rows: int) -> tuple[str, Tensor]:
+        """A trivial predictor's name and its outputs for `num_rows` rows, from the training targets only."""
+        raise NotImplementedError
+
+    def predictions(self, outputs: Tensor) -> dict[str, list[Any]]:
+        """Outputs as named columns for people, one value per row."""
+        raise NotImplementedError
+
+    def summary(self, data: DataModule) -> dict[str, float]:
+        """Further final values for metrics.json, e.g. coefficients of a linear model."""
+        return {}
+
+    def setup(self, stage: str | None = None) -> None:
+        if not self.metrics:
+            self.metrics.update({f"{p}_metrics": self.build_metrics() for p in ("train", "val", "test")})
+
+    # ---- steps ---------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The network's output for a batch."""
+        output: Tensor = self.net(batch[self.input_key])
+        return output
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        position = self.trainer.fit_loop.epoch_loop.total_batch_idx
+        seed_step(self.seed, position, rank=self.global_rank)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss, outputs = self.compute_loss(batch)
+        self._update("train", loss, outputs, batch)
+        self._interval_loss.update(loss.detach(), weight=len(batch[self.input_key]))
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluate("test", batch)
+
+    def predict_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
+        return self(batch)
+
+    def _evaluate(self, phase: str, batch: Batch) -> None:
+        if len(batch[self.input_key]) == 0:
+            return  # a rank's part of the last batch may be empty
+        self._update(phase, *self.compute_loss(batch), batch)
+
+    def _update(self, phase: str, loss: Tensor, outputs: Tensor, batch: Batch) -> None:
+        self.losses_of(phase).update(loss.detach(), weight=len(batch[self.input_key]))
+        self.metrics_of(phase).update(*self.metric_inputs(outputs.detach(), batch))
+
+    # ---- reading and logging -------------------------------------------------------------------------------
+
+    def losses_of(self, phase: str) -> MeanMetric:
+        """The mean loss of a phase so far."""
+        return cast(MeanMetric, self.losses[f"{phase}_loss"])
+
+    def metrics_of(self, phase: str) -> MetricCollection:
+        """The metrics of a phase so far."""
+        return cast(MetricCollection, self.metrics[f"{phase}_metrics"])
+
+    def compute_phase(self, phase: str) -> dict[str, float]:
+        """Reads the metrics of a phase over all samples since the last reset, and resets them."""
+        loss, metrics = self.losses_of(phase), self.metrics_of(phase)
+        values = {f"{phase}/loss": float(loss.compute())}
+        values |= {f"{phase}/{name}": float(value) for name, value in metrics.compute().items()}
+        loss.reset()
+        metrics.reset()
+        return values
+
+    def on_train_start(self) -> None:
+        # Left over from the sanity check, which must not count.
+        for phase in ("train", "val"):
+            self.losses_of(phase).reset()
+            self.metrics_of(phase).reset()
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        trainer = self.trainer
+        # While batches are accumulated the global step stands still, and was logged already.
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if trainer.global_step % every or trainer.global_step == self._logged_step:
+            return
+        self._logged_step = trainer.global_step
+        loss = float(self._interval_loss.compute())
+        self._interval_loss.reset()
+        self._check_finite({"train/loss_step": loss})
+        self._last_finite = (trainer.global_step, loss)
+        self.latest["loss"] = loss
+        self._write({"train/loss_step": loss, "train/lr": trainer.optimizers[0].param_groups[0]["lr"]})
+
+    def on_train_epoch_end(self) -> None:
+        values = self.compute_phase("train")
+        self._check_finite(values)
+        self.latest["loss"] = values["train/loss"]
+        self._publish(values)
+
+    def on_validation_epoch_end(self) -> None:
+        if self.trainer.sanity_checking:
+            return
+        values = self.compute_phase("val")
+        if self.trainer.training or self.trainer.validating:
+            self._check_finite(values)
+        self.latest |= {name: value for name, value in values.items() if name != "val/loss"}
+        self._publish(values)
+
+    def on_test_epoch_end(self) -> None:
+        self._publish(self.compute_phase("test"))
+
+    def _publish(self, values: dict[str, float]) -> None:
+        # For checkpoints and early stopping; the loggers get them on the axis of optimiser steps.
+        self.log_dict(values, logger=False, rank_zero_only=False)
+        self._write({**values, "epoch": float(self.current_epoch)})
+
+    def _write(self, values: dict[str, float]) -> None:
+        for logger in self.loggers:
+            logger.log_metrics(values, step=self.trainer.global_step)
+
+    def _check_finite(self, values: dict[str, float]) -> None:
+        bad = [name for name, value in values.items() if not math.isfinite(value) and name.endswith(("loss", "step"))]
+        if not bad:
+            return
+        last = (
+            f"The last finite training loss was {self._last_finite[1]:.6g} at step {self._last_finite[0]}. "
+            if self._last_finite
+            else ""
+        )
+        raise TrainingError(
+            f"`{bad[0]}` is {values[bad[0]]} at step {self.trainer.global_step}, so training stopped. {last}"
+            "Lower optim.lr, set engine.gradient_clip_norm, or look for extreme values in the data."
+        )
+
+    # ---- optimisation and checkpoints ----------------------------------------------------------------------
+
+    def configure_optimizers(self) -> Any:
+        optimizer = build_optimizer(self.optim, self.net)
+        total_steps = max(1, int(self.trainer.estimated_stepping_batches))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.schedule.factor(step, total_steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

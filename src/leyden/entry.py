@@ -1,0 +1,119 @@
+"""The command line of training: Hydra composes the config, the runner runs it, errors become one message.
+
+Nothing here imports torch before the config is composed, so that --help and --cfg answer at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from leyden.config import conf_dir, list_options
+from leyden.errors import USER_ERRORS
+
+log = logging.getLogger("leyden")
+
+GROUPS = (
+    "experiment",
+    "data",
+    "model",
+    "optim",
+    "schedule",
+    "engine",
+    "hardware",
+    "trainer",
+    "callbacks",
+    "logger",
+    "sweep",
+    "debug",
+)
+
+EXAMPLES = """\
+  python train.py                                              the default experiment
+  python train.py experiment=vision trainer.max_epochs=3       another one, shorter
+  python train.py experiment=nlp optim.lr=0.003 seed=1         other settings
+  python train.py -m experiment=regression seed=0,1,2          a sweep, each job in its own folder
+  python train.py experiment=regression data=table data.path=prices.csv data.target=price
+                                                               your own table"""
+
+
+def help_text() -> str:
+    """What `--help` prints: experiments, groups, examples."""
+    experiments = list_options("experiment")
+    width = max(map(len, experiments), default=0) + 2
+    listed = "\n".join(f"  {name:<{width}}{line}" for name, line in experiments.items())
+    groups = "\n".join(f"  {group:<12}{', '.join(list_options(group))}" for group in GROUPS[1:])
+    return f"""\
+Trains and tests an experiment: python train.py [GROUP=OPTION ...] [KEY=VALUE ...]
+
+Experiments (experiment=NAME):
+{listed}
+
+Groups (GROUP=OPTION, GROUP=null for none where that makes sense):
+{groups}
+
+Examples:
+{EXAMPLES}
+
+Options: --cfg job (print the config and stop), -m (sweep over comma-separated values), --config-dir DIR (more
+configs), --hydra-help (the rest). Every key of --cfg job is set by KEY=VALUE; add a new one by +KEY=VALUE.
+Results go to outputs/<experiment>/<date>_<time>/; watch them with: tensorboard --logdir outputs
+"""
+
+
+OmegaConf.register_new_resolver("leyden.help", help_text, replace=True)
+
+
+def _task(cfg: DictConfig) -> Any:
+    from leyden.runner import run
+
+    hydra_config = HydraConfig.get()
+    is_sweep = hydra_config.mode == RunMode.MULTIRUN
+    try:
+        return run(cfg, Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task), is_sweep)
+    except USER_ERRORS as err:
+        log.error("%s: %s", type(err).__name__, err)
+        if is_sweep:  # the other jobs go on; the sweep ends with a non-zero exit
+            raise
+        raise SystemExit(1) from err
+    except KeyboardInterrupt:
+        log.error("Interrupted.")
+        raise SystemExit(130) from None
+    except Exception:
+        log.exception("The run failed.")
+        if is_sweep:
+            raise
+        raise SystemExit(1) from None
+
+
+def train() -> None:
+    """Runs Hydra on sys.argv. Exit status: 0 done, 1 an error, 130 interrupted."""
+    # Hydra would print its own shortened tracebacks; with this it raises, and the message is made here.
+    asked_for_tracebacks = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")(_task)()
+    except USER_ERRORS as err:
+        fail(f"{type(err).__name__}: {err}")
+    except (HydraException, OmegaConfBaseException) as err:
+        if asked_for_tracebacks:
+            raise
+        from leyden.advice import explain_composition_error
+
+        fail(explain_composition_error(err, sys.argv[1:]))
+
+
+def fail(message: str) -> None:
+    """Ends the program with a message on standard error."""
+    sys.stderr.write(message.rstrip() + "\n")
+    raise SystemExit(1)

@@ -1,0 +1,5 @@
+"""Regression: numbers from tables."""
+
+from leyden.regression.task import RegressionTask
+
+__all__ = ["RegressionTask"]

@@ -1,0 +1,226 @@
+"""One run from a composed config: check, wire, fit, test, write the run folder, return the objective."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from leyden.callbacks.checkpoint import Checkpoint
+from leyden.callbacks.loggers import TensorBoard
+from leyden.config import validate
+from leyden.data.datamodule import DataModule
+from leyden.engine.task import Task
+from leyden.errors import ConfigError, TrainingError
+from leyden.hardware.plan import plan_hardware
+from leyden.runs.folder import RunRecord, command_line, write_json
+from leyden.runs.results import build_table, compute_baseline, predict_probes
+from leyden.wiring import Assembly, assemble, drop_replaced_keys
+
+log = logging.getLogger(__name__)
+
+
+def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = False) -> float | None:
+    """Trains and tests one experiment.
+
+    Args:
+        cfg: the composed config.
+        run_dir: the run's own folder; exists.
+        overrides: the command line's overrides.
+        is_sweep: whether this is one job of a multirun.
+
+    Returns:
+        The objective: the value of `objective.metric` at the best checkpoint, or None where the metric is
+        not known at the end.
+
+    Raises:
+        ConfigError, HardwareError, DataError: before training.
+        TrainingError: when the run went wrong in a way its numbers would not show.
+    """
+    quiet_libraries()
+    drop_replaced_keys(cfg, overrides)
+    validate(cfg)
+    log_overrides(cfg, overrides)
+    plan = plan_hardware(**OmegaConf.to_container(cfg.hardware, resolve=True))  # type: ignore[arg-type]
+    if is_sweep and plan.strategy != "auto":
+        raise ConfigError(
+            f"A multirun (-m) with `hardware.strategy` {plan.strategy} would give each process other settings. "
+            "Run the jobs one by one, or use one device each (hardware=auto)."
+        )
+    log.info("Hardware: %s", plan.reason)
+    if plan.num_threads is not None:
+        torch.set_num_threads(plan.num_threads)
+    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    record = RunRecord(run_dir, config, command_line())
+    record.update(hardware=plan.reason)
+    try:
+        assembly = assemble(cfg, plan, run_dir)
+        if isinstance(assembly.data, DataModule):
+            record.update(data=assembly.data.fingerprint())
+        try:
+            objective = fit_and_test(assembly, run_dir)
+        finally:
+            close_loggers(assembly)
+    except KeyboardInterrupt:
+        record.finish("interrupted", "KeyboardInterrupt")
+        raise
+    except BaseException as err:
+        record.finish("failed", f"{type(err).__name__}: {err}")
+        raise
+    record.finish("finished")
+    return objective
+
+
+def fit_and_test(assembly: Assembly, run_dir: Path) -> float | None:
+    """Fits, tests the best weights, prints the table and writes metrics.json."""
+    task, data, trainer, config = assembly.task, assembly.data, assembly.trainer, assembly.config
+    describe(assembly)
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoard):
+            logger.log_config(config)
+    trainer.fit(task, datamodule=data)
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    num_steps = trainer.global_step
+    callback = next((c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoint)), None)
+    results = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    if callback is not None:
+        results |= check_checkpoint(Path(callback.path_to_test))
+    else:
+        log.warning("callbacks.checkpoint is null: no checkpoint was kept, so the final weights are tested.")
+    check_trained(task, num_steps, results)
+    objective = results.get(config["objective"]["metric"])
+    if config["test"]:
+        trainer.test(
+            task,
+            datamodule=data,
+            verbose=False,
+            weights_only=True,
+            ckpt_path=callback.path_to_test if callback else None,
+        )
+        results |= {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
+    elif callback is not None:
+        task.load_state_dict(torch.load(callback.path_to_test, weights_only=True, map_location="cpu")["state_dict"])
+    if config["objective"]["metric"].startswith("test/"):
+        objective = results.get(config["objective"]["metric"])
+    report(assembly, results, objective, num_steps, run_dir)
+    return objective
+
+
+def report(
+    assembly: Assembly, results: dict[str, float], objective: float | None, num_steps: int, run_dir: Path
+) -> None:
+    """Prints the table, writes metrics.json and TensorBoard's HPARAMS."""
+    task, data, trainer = assembly.task, assembly.data, assembly.trainer
+    baseline: tuple[str, dict[str, float]] | None = None
+    if isinstance(task, Task) and isinstance(data, DataModule):
+        results |= predict_probes(task, data)
+        results |= task.summary(data)
+        if assembly.config["test"]:
+            baseline = compute_baseline(task, data)
+    bad = [name for name, value in results.items() if not math.isfinite(value)]
+    if not trainer.is_global_zero:
+        return
+    finite = {name: value for name, value in results.items() if name not in bad}
+    final = {**finite, **({"objective": objective} if objective is not None else {})}
+    write_json(run_dir / "metrics.json", dict(sorted(final.items())))
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoard):
+            shown = {name: value for name, value in final.items() if name == "objective" or name.startswith("test/")}
+            logger.log_results(assembly.config, shown, num_steps)
+    reference = data.reference if isinstance(data, DataModule) else None
+    log.info("%s", build_table(results, baseline, reference))
+    log.info("Run folder: %s", run_dir)
+    if bad:
+        raise TrainingError(f"{', '.join(f'`{name}` is {results[name]}' for name in bad)}, so the run does not count.")
+
+
+def close_loggers(assembly: Assembly) -> None:
+    """Ends the event file, also of a run that failed."""
+    for logger in assembly.trainer.loggers:
+        if isinstance(logger, TensorBoard):
+            logger.close()
+
+
+def describe(assembly: Assembly) -> None:
+    """Says in two lines what is trained on what."""
+    task, data, trainer = assembly.task, assembly.data, assembly.trainer
+    if isinstance(data, DataModule):
+        counts = ", ".join(f"{data.num_samples(name):,} {name}" for name in ("train", "val", "test"))
+        log.info("Data: %s: %s; global batch %d", data.describe(), counts, data.batch_size)
+    net = getattr(task, "net", task)
+    num_parameters = sum(p.numel() for p in net.parameters())
+    log.info("Model: %s, %s parameters; %s epochs", type(net).__name__, f"{num_parameters:,}", trainer.max_epochs)
+
+
+def check_checkpoint(path: Path) -> dict[str, float]:
+    """Loads the checkpoint that will be tested and returns the metrics it keeps.
+
+    Raises:
+        TrainingError: when it is not there, does not load, or holds weights that are not finite.
+    """
+    if not path.is_file():
+        raise TrainingError(
+            f"The checkpoint {path or '(none)'} was not written. Is the run folder writable and the disk not full?"
+        )
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as err:
+        raise TrainingError(f"The checkpoint {path} does not load: {err}") from err
+    bad = [k for k, v in content["state_dict"].items() if v.is_floating_point() and not torch.isfinite(v).all()]
+    if bad:
+        raise TrainingError(f"The checkpoint {path} has values that are not finite in {bad[0]}. Lower optim.lr.")
+    metrics: dict[str, float] = {k: v for k, v in content["leyden"]["metrics"].items() if k.startswith("val/")}
+    return metrics
+
+
+def check_trained(task: torch.nn.Module, num_steps: int, results: dict[str, float]) -> None:
+    """The guard that ends every run.
+
+    Raises:
+        TrainingError: when no step was taken, or weights or metrics are not finite.
+    """
+    if num_steps == 0:
+        raise TrainingError(
+            "No optimiser step was taken, so nothing was learned. Look at trainer.max_epochs, trainer.max_steps and "
+            "trainer.limit_train_batches."
+        )
+    bad = [name for name, p in task.named_parameters() if not torch.isfinite(p).all()]
+    if bad:
+        raise TrainingError(f"The weights {bad[0]} are not finite after training. Lower optim.lr or clip the gradient.")
+    wrong = [name for name, value in results.items() if not math.isfinite(value)]
+    if wrong:
+        raise TrainingError(f"`{wrong[0]}` is {results[wrong[0]]} after training.")
+
+
+def log_overrides(cfg: DictConfig, overrides: list[str]) -> None:
+    """Shows the values that the command line's overrides came to (010 is 8, for one)."""
+    keys = [override.lstrip("+").split("=", 1)[0] for override in overrides if "=" in override]
+    values = ((key, OmegaConf.select(cfg, key)) for key in keys if "/" not in key and "@" not in key)
+    # A group's choice (optim=sgd) is a whole section, or none
+    shown = [f"{k}={v}" for k, v in values if not isinstance(v, DictConfig) and (v is not None or "." in k)]
+    log.info("Experiment: %s%s", cfg.name, f" with {' '.join(shown)}" if shown else "")
+    log.debug("Config:\n%s", OmegaConf.to_yaml(cfg))
+
+
+def quiet_libraries() -> None:
+    """Sends warnings to the log, and keeps Lightning's own notes and second console handler out of the way."""
+    logging.captureWarnings(True)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        library = logging.getLogger(name)
+        library.handlers.clear()
+        library.propagate = True
+        library.setLevel(logging.WARNING)
+    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}"
+    for expected in (
+        ".*does not have many workers.*",  # batches from memory need no worker processes
+        ".*smaller than the logging interval.*",  # every epoch is logged as well
+        ".*Total length of `list` across ranks is zero.*",  # an empty validation split was asked for, and said
+        ".*isinstance.treespec, LeafSpec.*",  # Lightning 2.6 with torch 2.12 and later
+    ):
+        warnings.filterwarnings("ignore", message=expected)

@@ -1,0 +1,99 @@
+"""Writing a run folder: run.json and metrics.json, atomically."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Writes a file so that a reader sees the old content or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes JSON atomically; values that are not finite are refused, since JSON has none."""
+    write_atomic(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def hash_config(config: dict[str, Any]) -> str:
+    """Sixteen hex digits that are equal for equal configs."""
+    text = json.dumps(config, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class RunRecord:
+    """run.json: what ran, from which code and data, on what, and how it ended.
+
+    Args:
+        folder: the run folder.
+        config: the resolved config.
+        command: the command line.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any], command: list[str]) -> None:
+        self.path = folder / "run.json"
+        self.content: dict[str, Any] = {
+            "state": "running",
+            "reason": None,
+            "command": command,
+            "working_dir": str(Path.cwd()),
+            "config_hash": hash_config(config),
+            "seed": config["seed"],
+            "start": _now(),
+            "end": None,
+            **describe_code(),
+        }
+
+    def update(self, **facts: Any) -> None:
+        """Adds facts and writes the file."""
+        self.content |= facts
+        write_json(self.path, self.content)
+
+    def finish(self, state: str, reason: str | None = None) -> None:
+        """Records the end: "finished", "failed" or "interrupted"."""
+        self.update(state=state, reason=reason, end=_now())
+
+
+def describe_code() -> dict[str, Any]:
+    """The commit of the current folder with its dirty state (null outside a repository), and versions."""
+    status = _git("status", "--porcelain")
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": None if status is None else bool(status),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("leyden", "torch", "lightning", "torchmetrics", "hydra-core")},
+        },
+        "platform": platform.platform(),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # no git on this machine, or a repository too slow to ask
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def command_line() -> list[str]:
+    """The command of this process, as one can type it again."""
+    return [Path(sys.executable).name, *sys.argv]

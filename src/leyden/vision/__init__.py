@@ -1,0 +1,5 @@
+"""Vision: images and their classes."""
+
+from leyden.vision.task import VisionTask
+
+__all__ = ["VisionTask"]

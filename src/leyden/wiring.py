@@ -1,0 +1,254 @@
+"""From a config to built objects: the only caller of `hydra.utils.instantiate`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from hydra.utils import instantiate
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from leyden.callbacks.checkpoint import Checkpoint
+from leyden.callbacks.early_stopping import EarlyStopping
+from leyden.callbacks.loggers import History
+from leyden.config import FACTS, locate, parameters
+from leyden.data.datamodule import DataModule
+from leyden.engine.task import Task
+from leyden.errors import USER_ERRORS, ConfigError
+from leyden.hardware.plan import HardwarePlan
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Assembly:
+    """Everything a run needs.
+
+    Attributes:
+        task: the LightningModule.
+        data: the datamodule, set up.
+        trainer: Lightning's Trainer, on the planned hardware.
+        plan: the hardware and the reason for it.
+        config: the resolved config with the facts of the data filled in; what checkpoints keep.
+    """
+
+    task: LightningModule
+    data: LightningDataModule
+    trainer: Trainer
+    plan: HardwarePlan
+    config: dict[str, Any]
+
+
+def drop_replaced_keys(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Drops keys that belonged to a block's earlier `_target_`, where the command line names another one.
+
+    `model.net._target_=torchvision.models.resnet18` replaces the class but leaves the old network's arguments in
+    the config. Those not given on the command line and not named by the new target's signature go.
+    """
+    given = {override.lstrip("+~").split("=", 1)[0] for override in overrides}
+    for key in sorted(key for key in given if key.endswith("._target_")):
+        block_key = key.removesuffix("._target_")
+        block = OmegaConf.select(cfg, block_key)
+        named, _ = parameters(locate(block._target_))
+        stale = [
+            str(name)
+            for name in block
+            if not str(name).startswith("_") and name not in named and f"{block_key}.{name}" not in given
+        ]
+        for name in stale:
+            OmegaConf.set_struct(block, False)
+            del block[name]
+        if stale:
+            log.info(
+                "%s is now %s; dropped the settings of the one before: %s",
+                block_key,
+                block._target_,
+                ", ".join(stale),
+            )
+
+
+def build_data(cfg: DictConfig) -> LightningDataModule:
+    """Builds the datamodule and loads its splits."""
+    data: LightningDataModule = instantiate(cfg.data, _convert_="all")
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def fill_facts(block: DictConfig, key: str, facts: dict[str, Any]) -> None:
+    """Writes what the data fixes (`num_classes`, ...) into a block whose target takes it.
+
+    Raises:
+        ConfigError: when the config says something else than the data.
+    """
+    named, _ = parameters(locate(block._target_))
+    OmegaConf.set_struct(block, False)
+    for name in sorted(FACTS & (set(named) | set(block))):
+        given = block.get(name)
+        if name in facts and given is None:
+            block[name] = facts[name]
+        elif name in facts and name in named and given != facts[name]:
+            raise ConfigError(
+                f"`{key}.{name}` is {given}, but the data has {facts[name]}. Leave it null to take it from the data."
+            )
+        elif given is None and named[name].default is named[name].empty:
+            raise ConfigError(
+                f"`{key}._target_` {block._target_} needs {name}, which this data does not have "
+                f"(it has {', '.join(sorted(facts))}). Choose another model for this data, or set {key}.{name}."
+            )
+
+
+def build_task(cfg: DictConfig, facts: dict[str, Any]) -> LightningModule:
+    """Builds the network and the task around it, with the data's facts filled into `cfg`."""
+    for block, key in ((cfg.model, "model"), (cfg.model.get("net"), "model.net")):
+        if block is not None:
+            fill_facts(block, key, facts)
+    named, _ = parameters(locate(cfg.model._target_))
+    wired = {
+        "optim": lambda: instantiate(cfg.optim, _convert_="all"),
+        "schedule": lambda: instantiate(cfg.schedule, _convert_="all"),
+    }
+    arguments = {name: build() for name, build in wired.items() if name in named}
+    try:
+        task: LightningModule = instantiate(cfg.model, **arguments, _convert_="all")
+    except Exception as err:
+        cause = _user_error(err)
+        if cause is None:
+            raise
+        raise cause from err
+    if not isinstance(task, Task):
+        log.warning(
+            "%s is a plain LightningModule: it trains as it says itself, without Leyden's metrics over whole epochs, "
+            "baseline and seeded steps.",
+            cfg.model._target_,
+        )
+    return task
+
+
+def _user_error(err: BaseException | None) -> BaseException | None:
+    """The first error of Leyden's own in a chain of causes (Hydra wraps what a constructor raises)."""
+    while err is not None:
+        if isinstance(err, USER_ERRORS):
+            return err
+        err = err.__cause__ or err.__context__
+    return None
+
+
+def check_fit(task: Task, data: DataModule) -> None:
+    """Runs two training rows through the task, so that a mismatch is explained before training.
+
+    Raises:
+        ConfigError: when the network cannot take the data's batches.
+    """
+    has_batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
+    if has_batch_norm:
+        if data.batch_size == 1:
+            raise ConfigError(
+                "`data.batch_size` is 1, but `model.net` has BatchNorm, which cannot train on one sample. "
+                "Use data.batch_size=2 or more, or a network with GroupNorm or LayerNorm."
+            )
+        data.min_last_train = 2
+    rows = {name: tensor[:2] for name, tensor in data.splits["train"].items()}
+    batch = data.transform_batch(rows, None)
+    was_training = task.training
+    task.eval()
+    try:
+        with torch.no_grad():
+            task.compute_loss(batch)
+    except USER_ERRORS:
+        raise
+    except Exception as err:
+        shapes = {name: tuple(tensor.shape) for name, tensor in batch.items()}
+        raise ConfigError(
+            f"`model.net` ({type(task.net).__module__}.{type(task.net).__name__}) cannot take a batch of "
+            f"{data.describe()} with shapes {shapes}: {str(err).splitlines()[0] if str(err) else type(err).__name__}. "
+            "Choose a network for this data, or change its arguments under model.net."
+        ) from err
+    finally:
+        task.train(was_training)
+
+
+def build_callbacks(cfg: DictConfig, config: dict[str, Any], has_val: bool) -> list[Callback]:
+    """Builds the callbacks; without validation nothing is monitored and the last state is kept."""
+    blocks = {name: block for name, block in (cfg.callbacks or {}).items() if block is not None}
+    metric = cfg.objective.metric
+    if not has_val and metric.startswith("val/"):
+        log.warning(
+            "There is no validation split: `%s` does not exist, so the last weights count, not the best.",
+            metric,
+        )
+        for block in blocks.values():
+            if "monitor" in block:
+                block.monitor = None
+    callbacks: list[Callback] = []
+    for block in blocks.values():
+        if block.get("monitor", metric) is None and issubclass(locate(block._target_), EarlyStopping):  # type: ignore[arg-type]
+            continue
+        callbacks.append(instantiate(block, _convert_="all"))
+    for callback in callbacks:
+        if isinstance(callback, Checkpoint):
+            callback.config = config
+    return callbacks
+
+
+def build_loggers(cfg: DictConfig, run_dir: Path) -> list[Logger]:
+    """Builds the loggers the config asks for, and history.csv, which every run has."""
+    loggers: list[Logger] = [History(str(run_dir))]
+    for block in (cfg.logger or {}).values():
+        if block is not None:
+            named, _ = parameters(locate(block._target_))
+            folder = {"save_dir": str(run_dir)} if "save_dir" in named and "save_dir" not in block else {}
+            loggers.append(instantiate(block, **folder, _convert_="all"))
+    return loggers
+
+
+def build_trainer(
+    cfg: DictConfig, plan: HardwarePlan, run_dir: Path, callbacks: list[Callback], loggers: list[Logger]
+) -> Trainer:
+    """Builds Lightning's Trainer from the sections `trainer`, `engine` and the hardware plan."""
+    engine = cfg.engine
+    trainer: Trainer = instantiate(
+        cfg.trainer,
+        **plan.trainer_arguments(),
+        precision=engine.precision,
+        accumulate_grad_batches=engine.accumulate_batches,
+        gradient_clip_val=engine.gradient_clip_norm,
+        deterministic=engine.deterministic,
+        callbacks=callbacks,
+        logger=loggers,
+        default_root_dir=str(run_dir),
+        enable_model_summary=False,
+        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
+        enable_progress_bar=any(callback.__class__.__name__ == "Progress" for callback in callbacks),
+        use_distributed_sampler=False,
+        _convert_="all",
+    )
+    return trainer
+
+
+def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path) -> Assembly:
+    """Builds everything a run needs, in the order in which things can go wrong cheaply.
+
+    Raises:
+        ConfigError, DataError: before any training.
+    """
+    cfg = cast(DictConfig, OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
+    data = build_data(cfg)
+    facts = getattr(data, "facts", {})
+    seed_everything(cfg.seed, verbose=False)
+    task = build_task(cfg, facts)
+    if isinstance(task, Task) and isinstance(data, DataModule):
+        check_fit(task, data)
+    config = OmegaConf.to_container(cfg)
+    assert isinstance(config, dict)
+    has_val = not isinstance(data, DataModule) or data.num_samples("val") > 0
+    callbacks = build_callbacks(cfg, config, has_val)  # type: ignore[arg-type]
+    trainer = build_trainer(cfg, plan, run_dir, callbacks, build_loggers(cfg, run_dir))
+    return Assembly(task, data, trainer, plan, config)  # type: ignore[arg-type]
