@@ -71,7 +71,21 @@ Results go to outputs/<experiment>/<date>_<time>/; watch them with: tensorboard 
 """
 
 
+def outputs_folder(*, _root_: DictConfig) -> str:
+    """The folder of an experiment's runs, `<paths.outputs>/<experiment>`; a sweep over experiments has its own.
+
+    Works where only the `hydra` section is at hand (`--cfg hydra`). All jobs of a sweep see one command line, so they
+    agree on the folder although each has another experiment.
+    """
+    given = {key: value for key, _, value in (argument.partition("=") for argument in sys.argv[1:])}
+    swept = "," in given.get("experiment", "")
+    experiment = "several" if swept else _root_.hydra.runtime.choices.get("experiment")
+    outputs = OmegaConf.select(_root_, "paths.outputs") or given.get("paths.outputs", "outputs")
+    return f"{outputs}/{experiment}"
+
+
 OmegaConf.register_new_resolver("leyden.help", help_text, replace=True)
+OmegaConf.register_new_resolver("leyden.outputs", outputs_folder, replace=True)
 
 
 def _task(cfg: DictConfig) -> Any:

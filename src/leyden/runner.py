@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from leyden.callbacks.checkpoint import Checkpoint
@@ -211,6 +212,8 @@ def log_overrides(cfg: DictConfig, overrides: list[str]) -> None:
 def quiet_libraries() -> None:
     """Sends warnings to the log, and keeps Lightning's own notes and second console handler out of the way."""
     logging.captureWarnings(True)
+    if rank_zero_only.rank:  # the first process speaks for all
+        logging.getLogger("leyden").setLevel(logging.WARNING)
     for name in ("lightning.pytorch", "lightning.fabric"):
         library = logging.getLogger(name)
         library.handlers.clear()
@@ -221,6 +224,7 @@ def quiet_libraries() -> None:
         ".*does not have many workers.*",  # batches from memory need no worker processes
         ".*smaller than the logging interval.*",  # every epoch is logged as well
         ".*Total length of `list` across ranks is zero.*",  # an empty validation split was asked for, and said
+        ".*sync_dist=True.*",  # the metrics are summed over all processes before they are logged
         ".*isinstance.treespec, LeafSpec.*",  # Lightning 2.6 with torch 2.12 and later
     ):
         warnings.filterwarnings("ignore", message=expected)

@@ -37,11 +37,15 @@ def read_table(path: Path, encoding: str = "utf-8") -> pl.DataFrame:
             frame = pl.read_csv(io.BytesIO(_decode(path, encoding)), separator=separator, infer_schema=False)
         else:
             raise DataError(f"{path}: unknown kind of table '{path.suffix}'. Use .csv, .tsv, .jsonl or .parquet.")
+        frame = frame.rename({name: name.strip() for name in frame.columns if name != name.strip()})
     except pl.exceptions.NoDataError as err:
         raise DataError(f"{path} is empty: it has not even a header line.") from err
     except pl.exceptions.PolarsError as err:
         raise DataError(f"{path} cannot be read as a table: {str(err).splitlines()[0]}") from err
-    return frame.rename({name: name.strip() for name in frame.columns if name != name.strip()})
+    nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
+    if nested:
+        raise DataError(f"{path}: column `{nested[0]}` holds lists or objects. A cell must be one number or text.")
+    return frame
 
 
 def _decode(path: Path, encoding: str) -> bytes:

@@ -227,6 +227,8 @@ class TransformerEncoder(nn.Module):
         depth: Number of transformer blocks.
         num_heads: Attention heads of a block.
         mlp_ratio: Width of a block's MLP as a multiple of `embed_dim`.
+        stem_kernel_size: Characters seen by a convolution with a skip connection before the blocks; 1 leaves it
+            out. Neighbouring characters say much more than far ones, which attention must learn first.
         dropout: Share zeroed in training on embeddings, on residual branches and inside the MLPs, 0..1.
 
     Raises:
@@ -244,6 +246,7 @@ class TransformerEncoder(nn.Module):
         depth: Count = 2,
         num_heads: Count = 4,
         mlp_ratio: Annotated[float, Gt(0.0)] = 2.0,
+        stem_kernel_size: Count = 1,
         dropout: DropoutFrac = 0.0,
     ) -> None:
         super().__init__()
@@ -259,6 +262,8 @@ class TransformerEncoder(nn.Module):
         nn.init.normal_(self.char_embed.weight, std=0.5)
         self.position_embed = nn.Parameter(torch.empty(1, max_length, embed_dim))
         nn.init.trunc_normal_(self.position_embed, std=0.1)
+        self.stem = nn.Conv1d(embed_dim, embed_dim, stem_kernel_size) if stem_kernel_size > 1 else None
+        self.stem_padding = ((stem_kernel_size - 1) // 2, stem_kernel_size // 2)
         self.dropout = nn.Dropout(dropout)
         mlp_dim = max(1, round(embed_dim * mlp_ratio))
         self.blocks = nn.ModuleList(TransformerBlock(embed_dim, num_heads, mlp_dim, dropout) for _ in range(depth))
@@ -271,10 +276,13 @@ class TransformerEncoder(nn.Module):
         # A row without characters attends to its first position, as a softmax over nothing is not finite.
         first = torch.arange(tokens.shape[1], device=tokens.device) == 0
         keys = (present | first)[:, None, None, :]
+        weights = present.unsqueeze(2).to(self.position_embed.dtype)
         features = self.dropout(self.char_embed(tokens) + self.position_embed[:, : tokens.shape[1]])
+        if self.stem is not None:
+            window = F.pad((features * weights).transpose(1, 2), self.stem_padding)
+            features = features + F.gelu(self.stem(window)).transpose(1, 2)
         for block in self.blocks:
             features = block(features, keys)
-        weights = present.unsqueeze(2).to(features.dtype)
         pooled = (self.norm(features) * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
         logits: Tensor = self.head(pooled)
         return logits

@@ -99,9 +99,9 @@ class TableData(DataModule):
         for frame, source in ((frame, self._source(name)) for name, frame in frames.items()):
             require_columns(frame, self.targets, source, "data.target")
             require_columns(frame, names, source, "data.features")
-        require_columns(train, self.categorical or [], self.path, "data.categorical")
-        if len(train):
-            self.encoder.fit(train, names, self.categorical, self._source("train"))
+        if not len(train):
+            return {name: {} for name in frames}  # `setup` says so
+        self.encoder.fit(train, names, self.categorical, self._source("train"))
         splits = {name: self._tensors(frame, name) for name, frame in frames.items()}
         target = splits["train"]["target"]
         std = target.std(dim=0, correction=0)
@@ -126,7 +126,9 @@ class TableData(DataModule):
             raise DataError(f"{self._source('train')} has a header but no rows.")
         val_frac = 0.0 if self.val_path else self.val_frac
         test_frac = 0.0 if self.test_path else self.test_frac
+        require_columns(frame, self.features or [], self._source("train"), "data.features")
         inputs = frame.drop(self.targets) if self.features is None else frame.select(self.features)
+        self._check_cells(frame, inputs.columns)
         rows = split_rows(
             inputs.rows() if inputs.width else list(range(len(frame))), val_frac, test_frac, self.split_seed
         )
@@ -135,6 +137,14 @@ class TableData(DataModule):
             if path:
                 frames[name] = read_table(Path(path), self.encoding)
         return frames
+
+    def _check_cells(self, frame: pl.DataFrame, features: Sequence[str]) -> None:
+        """Looks at all cells before the rows are split, so that row numbers in messages are those of the file."""
+        source = self._source("train")
+        require_columns(frame, self.categorical or [], source, "data.categorical")
+        TableEncoder(self.encoder.impute).fit(frame, features, self.categorical, source)
+        for name in self.targets:
+            self._target_column(frame[name], source)
 
     def _tensors(self, frame: pl.DataFrame, split: str) -> Batch:
         source = f"{self._source(split)} ({split} rows)"

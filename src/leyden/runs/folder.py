@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_only
+
 
 def write_atomic(path: Path, text: str) -> None:
     """Writes a file so that a reader sees the old content or the new one, never a part."""
@@ -59,9 +61,10 @@ class RunRecord:
         }
 
     def update(self, **facts: Any) -> None:
-        """Adds facts and writes the file."""
+        """Adds facts and writes the file (the first process of a run only)."""
         self.content |= facts
-        write_json(self.path, self.content)
+        if rank_zero_only.rank == 0:
+            write_json(self.path, self.content)
 
     def finish(self, state: str, reason: str | None = None) -> None:
         """Records the end: "finished", "failed" or "interrupted"."""

@@ -87,6 +87,8 @@ class ImageData(DataModule):
             paths = [path]
         else:
             raise DataError(f"There is no picture or folder {path.absolute()}.")
+        if not paths:
+            raise DataError(f"There are no pictures in {path.absolute()} (kinds: {', '.join(sorted(SUFFIXES))}).")
         images, _, _ = load_images(
             paths,
             self.facts["in_channels"],
