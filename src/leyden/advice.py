@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from leyden.config import closest, conf_dir, locate, parameters
+from leyden.config import WIRED, closest, conf_dir, locate, parameters
 from leyden.errors import ConfigError
 
 
@@ -49,6 +49,9 @@ def _explain_unknown_key(key: str, arguments: list[str]) -> str:
             more = sorted(set(parameters(locate(block._target_))[0]) - set(siblings))
         except ConfigError:
             more = []
+    wired = WIRED.get(parent, {})
+    if name in wired:
+        return f"`{key}` is set by Leyden. Use `{wired[name]}` instead."
     if name in more:
         return f"`{key}` is not in the config, but {block._target_} takes it. Add it: +{key}=VALUE."
     prefix = f"{parent}." if parent else ""

@@ -44,8 +44,10 @@ def evaluate(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows at a time; default: as in training.")] = None,
 ) -> None:
     """Prints one metric a line."""
+    from leyden.entry import make_local_code_importable
     from leyden.runs.evaluate import evaluate_run
 
+    make_local_code_importable()
     for name, value in _report_errors(lambda: evaluate_run(run, split, batch_size)).items():
         typer.echo(f"{name} = {value:.6g}")
 
@@ -61,8 +63,10 @@ def predict(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows at a time.")] = 256,
 ) -> None:
     """Prints or writes one row per input."""
+    from leyden.entry import make_local_code_importable
     from leyden.runs.predict import predict_file, write_table
 
+    make_local_code_importable()
     frame = _report_errors(lambda: predict_file(run, inputs, batch_size))
     if output is None:
         typer.echo(frame.write_csv(), nl=False)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_type_hints
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -39,7 +39,7 @@ FACTS = frozenset(
 )
 
 # Arguments that the wiring fills in, so that the config need not (and must not) name them.
-_WIRED: dict[str, dict[str, str]] = {
+WIRED: dict[str, dict[str, str]] = {
     "model": {"optim": "optim", "schedule": "schedule"},
     "logger": {"save_dir": "paths.outputs"},
     "trainer": {
@@ -62,6 +62,8 @@ _WIRED: dict[str, dict[str, str]] = {
     },
 }
 
+_SHARE_OR_COUNT = Annotated[float, Ge(0), Le(1)] | Annotated[int, Ge(0)] | None
+
 # Ranges of arguments that belong to other libraries, which do not state them.
 _FOREIGN_RULES: dict[str, dict[str, Any]] = {
     "trainer": {
@@ -70,6 +72,11 @@ _FOREIGN_RULES: dict[str, dict[str, Any]] = {
         "log_every_n_steps": Annotated[int, Ge(1)],
         "check_val_every_n_epoch": Annotated[int, Ge(1)] | None,
         "num_sanity_val_steps": Annotated[int, Ge(0)],
+        "limit_train_batches": _SHARE_OR_COUNT,
+        "limit_val_batches": _SHARE_OR_COUNT,
+        "limit_test_batches": _SHARE_OR_COUNT,
+        "val_check_interval": Annotated[float, Gt(0), Le(1)] | Annotated[int, Ge(1)] | None,
+        "fast_dev_run": bool | Annotated[int, Ge(1)],
     },
     "optim": {
         "lr": Annotated[float, Gt(0)],
@@ -256,7 +263,7 @@ def _check_call(
 ) -> Iterator[str]:
     """Problems of calling `target(**values)`: unknown and missing names, types and ranges."""
     named, takes_any = parameters(target)
-    wired = _WIRED.get(section, {})
+    wired = WIRED.get(section, {})
     prefix = f"{key}." if key else ""
     for name in values:
         if name in wired:
@@ -294,7 +301,8 @@ def _type_problems(types: dict[str, Any], values: dict[str, Any], prefix: str) -
         except ValidationError as err:
             reasons = []
             for detail in err.errors():
-                reason = detail["msg"].replace("Input should be ", "")
+                # A list too short for a tuple lacks a "field", in pydantic's words
+                reason = "longer" if detail["type"] == "missing" else detail["msg"].replace("Input should be ", "")
                 if reason not in reasons and not reason.startswith(("None", "an instance of")):
                     reasons.append(reason)
             yield f"`{prefix}{name}` must be {' or '.join(reasons) or 'valid'}, got {value!r}."

@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from leyden.config import conf_dir, list_options
+from leyden.config import conf_dir, conf_dirs, list_options
 from leyden.errors import USER_ERRORS
 
 log = logging.getLogger("leyden")
@@ -113,8 +113,10 @@ def _task(cfg: DictConfig) -> Any:
 def train() -> None:
     """Runs Hydra on sys.argv. Exit status: 0 done, 1 an error, 130 interrupted."""
     # Hydra would print its own shortened tracebacks; with this it raises, and the message is made here.
-    asked_for_tracebacks = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    asked_for_tracebacks = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    make_local_code_importable()
+    sys.argv[1:] = [empty_group(argument) for argument in sys.argv[1:]]
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")(_task)()
     except USER_ERRORS as err:
@@ -125,6 +127,24 @@ def train() -> None:
         from leyden.advice import explain_composition_error
 
         fail(explain_composition_error(err, sys.argv[1:]))
+    finally:
+        if not asked_for_tracebacks:
+            del os.environ["HYDRA_FULL_ERROR"]
+
+
+def empty_group(argument: str) -> str:
+    """`GROUP=null` as `GROUP=[]`, Hydra's words for no option of a group; any other argument as it is."""
+    group, equals, value = argument.partition("=")
+    if not equals or not any((folder / group).is_dir() for folder in conf_dirs()):
+        return argument
+    return f"{group}={','.join('[]' if option.strip() == 'null' else option for option in value.split(','))}"
+
+
+def make_local_code_importable() -> None:
+    """Lets `_target_` name modules of the current folder, also where an installed command was called."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def fail(message: str) -> None:

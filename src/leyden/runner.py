@@ -20,6 +20,7 @@ from leyden.engine.task import Task
 from leyden.errors import ConfigError, TrainingError
 from leyden.hardware.plan import plan_hardware
 from leyden.runs.folder import RunRecord, command_line, write_json
+from leyden.runs.pictures import draw_curves, write_pictures
 from leyden.runs.results import build_table, compute_baseline, predict_probes
 from leyden.wiring import Assembly, assemble, drop_replaced_keys
 
@@ -130,8 +131,12 @@ def report(
     finite = {name: value for name, value in results.items() if name not in bad}
     final = {**finite, **({"objective": objective} if objective is not None else {})}
     write_json(run_dir / "metrics.json", dict(sorted(final.items())))
+    figures = task.draw() if isinstance(task, Task) and assembly.config["test"] else {}
+    history = run_dir / "history.csv"
+    write_pictures({**figures, **({"curves": draw_curves(history)} if history.is_file() else {})}, run_dir / "pictures")
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoard):
+            logger.log_figures(figures, num_steps)
             shown = {name: value for name, value in final.items() if name == "objective" or name.startswith("test/")}
             logger.log_results(assembly.config, shown, num_steps)
     reference = data.reference if isinstance(data, DataModule) else None
@@ -212,7 +217,7 @@ def log_overrides(cfg: DictConfig, overrides: list[str]) -> None:
 def quiet_libraries() -> None:
     """Sends warnings to the log, and keeps Lightning's own notes and second console handler out of the way."""
     logging.captureWarnings(True)
-    if rank_zero_only.rank:  # the first process speaks for all
+    if getattr(rank_zero_only, "rank", 0):  # the first process speaks for all
         logging.getLogger("leyden").setLevel(logging.WARNING)
     for name in ("lightning.pytorch", "lightning.fabric"):
         library = logging.getLogger(name)

@@ -8,6 +8,8 @@ from typing import Any
 import yaml
 from lightning.fabric.loggers.csv_logs import _ExperimentWriter
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from torch.utils.tensorboard.summary import hparams
 
 
@@ -37,6 +39,12 @@ class TensorBoard(TensorBoardLogger):
         """Shows the config under TEXT."""
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         self.experiment.add_text("config", "\n".join(f"    {line}" for line in text.splitlines()))
+
+    def log_figures(self, figures: dict[str, Figure], step: int) -> None:
+        """Shows figures under IMAGES."""
+        for name, figure in figures.items():
+            FigureCanvasAgg(figure)  # figures of Leyden have no window, so they need a canvas to draw on
+            self.experiment.add_figure(name, figure, step, close=False)
 
     def log_results(self, config: dict[str, Any], results: dict[str, float], step: int) -> None:
         """Writes the run's one HPARAMS session: flat settings and the final metrics, which become scalars too."""

@@ -42,9 +42,6 @@ def read_table(path: Path, encoding: str = "utf-8") -> pl.DataFrame:
         raise DataError(f"{path} is empty: it has not even a header line.") from err
     except pl.exceptions.PolarsError as err:
         raise DataError(f"{path} cannot be read as a table: {str(err).splitlines()[0]}") from err
-    nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
-    if nested:
-        raise DataError(f"{path}: column `{nested[0]}` holds lists or objects. A cell must be one number or text.")
     return frame
 
 
@@ -145,10 +142,14 @@ class TableEncoder:
         A column is a category when `categorical` lists it, or when not one of its cells is a number.
 
         Raises:
-            DataError: for a column with both numbers and text, or with missing values that nothing imputes.
+            DataError: for a column of lists, with both numbers and text, or with missing values that nothing imputes.
         """
         self.numeric, self.categories = [], {}
         for name in features:
+            if frame[name].dtype.is_nested():
+                raise DataError(
+                    f"{path}: column `{name}` holds lists or objects, not numbers or text. Leave it out: data.features."
+                )
             values, wrong = parse_numbers(frame[name])
             is_text = bool(wrong) and all(value is None for value in values)
             if name in (categorical or ()) or is_text:

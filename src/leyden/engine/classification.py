@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Lt
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MetricCollection
@@ -86,6 +87,17 @@ class ClassificationTask(Task):
         majority = int(torch.bincount(data.splits["train"]["label"].long()).argmax())
         outputs = F.one_hot(torch.full((num_rows,), majority), self.num_classes).float()
         return f"always '{self.class_names[majority]}'", outputs
+
+    def draw(self) -> dict[str, Figure]:
+        from sklearn.metrics import ConfusionMatrixDisplay
+
+        counts = self.confusion_matrix.compute().cpu().numpy()
+        size = max(4.0, 0.45 * self.num_classes)
+        figure = Figure(figsize=(size, size), layout="constrained")
+        display = ConfusionMatrixDisplay(counts, display_labels=self.class_names)
+        display.plot(ax=figure.add_subplot(), cmap="Blues", colorbar=False, xticks_rotation="vertical")
+        display.ax_.set(xlabel="predicted", ylabel="true", title="Test: confusion matrix")
+        return {"confusion_matrix": figure}
 
     def predictions(self, outputs: Tensor) -> dict[str, list[Any]]:
         probability, index = outputs.softmax(dim=1).max(dim=1)

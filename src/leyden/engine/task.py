@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from lightning.pytorch import LightningModule
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
@@ -88,6 +89,10 @@ class Task(LightningModule):
 
     def summary(self, data: DataModule) -> dict[str, float]:
         """Further final values for metrics.json, e.g. coefficients of a linear model."""
+        return {}
+
+    def draw(self) -> dict[str, Figure]:
+        """Pictures of the test by name, e.g. a confusion matrix; called once, after the test."""
         return {}
 
     def setup(self, stage: str | None = None) -> None:

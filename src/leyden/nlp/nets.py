@@ -101,7 +101,7 @@ class NgramBag(nn.Module):
         self.num_buckets = num_buckets
         self.ngram_dropout = ngram_dropout
         self.ngram_embed = nn.EmbeddingBag(num_buckets, embed_dim, mode="sum", padding_idx=0)
-        nn.init.normal_(self.ngram_embed.weight, std=0.1)
+        nn.init.normal_(self.ngram_embed.weight, std=0.01)
         layers: list[nn.Module] = [nn.Dropout(dropout)]
         if hidden_dim:
             layers += [nn.Linear(embed_dim, hidden_dim), nn.ReLU(), nn.Dropout(dropout)]

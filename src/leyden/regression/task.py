@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection, R2Score
 
@@ -49,6 +50,7 @@ class RegressionTask(Task):
         seed: Annotated[int, Ge(0)] = 0,
     ) -> None:
         super().__init__(net, optim, schedule, seed)
+        self._test_pairs: list[tuple[Tensor, Tensor]] = []
         self.register_buffer("target_mean", torch.tensor(target_mean))
         self.register_buffer("target_std", torch.tensor(target_std))
 
@@ -76,6 +78,25 @@ class RegressionTask(Task):
 
     def baseline_outputs(self, data: DataModule, num_rows: int) -> tuple[str, Tensor]:
         return "mean predictor", self.target_mean.cpu().repeat(num_rows, 1)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        if len(batch["target"]):
+            loss, outputs = self.compute_loss(batch)
+            self._update("test", loss, outputs, batch)
+            self._test_pairs.append((outputs.detach(), batch["target"]))
+
+    def on_test_start(self) -> None:
+        self._test_pairs.clear()
+
+    def draw(self) -> dict[str, Figure]:
+        predicted, true = (torch.cat(column).flatten().cpu() for column in zip(*self._test_pairs, strict=True))
+        figure = Figure(figsize=(4, 4), layout="constrained")
+        axes = figure.add_subplot()
+        axes.scatter(true, predicted, s=12, alpha=0.6)
+        axes.axline((float(true.mean()), float(true.mean())), slope=1, color="grey", linewidth=1)
+        axes.set(xlabel="true", ylabel="predicted", title="Test: predicted and true values")
+        axes.grid(alpha=0.3)
+        return {"predicted_true": figure}
 
     def predictions(self, outputs: Tensor) -> dict[str, list[Any]]:
         if outputs.shape[1] == 1:

@@ -63,7 +63,7 @@ class RunRecord:
     def update(self, **facts: Any) -> None:
         """Adds facts and writes the file (the first process of a run only)."""
         self.content |= facts
-        if rank_zero_only.rank == 0:
+        if (getattr(rank_zero_only, "rank", 0) or 0) == 0:
             write_json(self.path, self.content)
 
     def finish(self, state: str, reason: str | None = None) -> None:

@@ -1,8 +1,7 @@
 """Networks that map an image batch to class logits.
 
-Belongs here: plain `nn.Module`s from `image (B, C, H, W) float` to `logits (B, num_classes)`, whose
-constructor arguments are config keys. Does not belong here: losses, metrics, augmentation, normalisation and
-anything that knows a trainer. The output layer is called `head`; embeddings have `embed` in their names.
+Belongs here: `nn.Module`s from `image (B, C, H, W) float` to `logits (B, num_classes)` whose arguments are config
+keys, with an output layer `head`. Does not belong here: losses, metrics, augmentation, normalisation, trainers.
 """
 
 from collections.abc import Sequence
@@ -228,7 +227,8 @@ class ViT(nn.Module):
         if problems:
             raise ConfigError("\n".join(problems))
         self.patch_embed = nn.Conv2d(in_channels, embed_dim, patch_size, stride=patch_size)
-        self.position_embed = nn.Parameter(0.02 * torch.randn(1, (image_size // patch_size) ** 2, embed_dim))
+        # As large as an embedded patch of normalised pixels: small data sets never learn the places from 0.02.
+        self.position_embed = nn.Parameter(0.5 * torch.randn(1, (image_size // patch_size) ** 2, embed_dim))
         self.dropout = nn.Dropout(dropout)
         mlp_dim = max(1, round(embed_dim * mlp_ratio))
         self.blocks = nn.Sequential(*(TransformerBlock(embed_dim, num_heads, mlp_dim, dropout) for _ in range(depth)))

@@ -18,7 +18,9 @@ def build_net() -> nn.Module:
     )
 
 
-def train(net: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int, start: int = 0, schedule: Any = None) -> None:
+def train(
+    net: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int, start: int = 0, schedule: Any = None
+) -> None:
     for step in range(start, start + num_steps):
         generator = torch.Generator().manual_seed(step)
         for parameter in net.parameters():

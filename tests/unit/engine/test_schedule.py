@@ -116,6 +116,8 @@ def test_both_kinds_of_warm_up_are_a_problem() -> None:
     )
 
 
-@pytest.mark.parametrize("values", [{}, {"warmup_steps": 3, "warmup_frac": 0.0}, {"warmup_steps": 0, "warmup_frac": 0.3}])
+@pytest.mark.parametrize(
+    "values", [{}, {"warmup_steps": 3, "warmup_frac": 0.0}, {"warmup_steps": 0, "warmup_frac": 0.3}]
+)
 def test_one_kind_of_warm_up_is_not(values: dict[str, Any]) -> None:
     assert Schedule.config_problems(values) == []

@@ -25,7 +25,13 @@ def plan(hardware: Hardware, **changes: Any) -> HardwarePlan:
     [
         (CPU, {}, "cpu", 1, "CPU Xeon (4 cores) (no CUDA or Apple GPU found)"),
         (CPU, {"accelerator": "cpu"}, "cpu", 1, "CPU Xeon (4 cores) (asked for)"),
-        (CPU, {"num_threads": 2}, "cpu", 1, "CPU Xeon (4 cores, 2 thread(s) per operator) (no CUDA or Apple GPU found)"),
+        (
+            CPU,
+            {"num_threads": 2},
+            "cpu",
+            1,
+            "CPU Xeon (4 cores, 2 thread(s) per operator) (no CUDA or Apple GPU found)",
+        ),
         (CPU, {"strategy": "ddp"}, "cpu", 4, "CPU Xeon (4 cores) by ddp in 4 processes (no CUDA or Apple GPU found)"),
         (
             CPU,
@@ -47,7 +53,13 @@ def plan(hardware: Hardware, **changes: Any) -> HardwarePlan:
             1,
             "GPU 0 A100 (the first CUDA device found; 3 more GPU(s) idle, hardware=ddp uses all)",
         ),
-        (FOUR_GPUS, {"devices": [2]}, "cuda", [2], "GPU 2 T4 (the first CUDA device found; 3 more GPU(s) idle, hardware=ddp uses all)"),
+        (
+            FOUR_GPUS,
+            {"devices": [2]},
+            "cuda",
+            [2],
+            "GPU 2 T4 (the first CUDA device found; 3 more GPU(s) idle, hardware=ddp uses all)",
+        ),
         (
             FOUR_GPUS,
             {"strategy": "ddp"},
@@ -92,7 +104,11 @@ def test_choice_and_reason(
             {"devices": 8, "strategy": "ddp"},
             "`hardware.devices` must be between 1 and 4 for gpu on this machine, got 8. Use hardware.devices=auto.",
         ),
-        (CPU, {"devices": 5, "strategy": "ddp"}, "`hardware.devices` must be between 1 and 4 for cpu on this machine, got 5."),
+        (
+            CPU,
+            {"devices": 5, "strategy": "ddp"},
+            "`hardware.devices` must be between 1 and 4 for cpu on this machine, got 5.",
+        ),
         (
             FOUR_GPUS,
             {"devices": 2},
@@ -110,7 +126,11 @@ def test_choice_and_reason(
             {"devices": [1, 4], "strategy": "ddp"},
             "`hardware.devices` must be a list of different indices out of [0, 1, 2, 3], got [1, 4].",
         ),
-        (FOUR_GPUS, {"devices": [1, 1], "strategy": "ddp"}, "must be a list of different indices out of [0, 1, 2, 3], got [1, 1]"),
+        (
+            FOUR_GPUS,
+            {"devices": [1, 1], "strategy": "ddp"},
+            "must be a list of different indices out of [0, 1, 2, 3], got [1, 1]",
+        ),
         (FOUR_GPUS, {"devices": []}, "must be a list of different indices out of [0, 1, 2, 3], got []"),
         (
             ONE_GPU,

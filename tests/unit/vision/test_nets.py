@@ -159,6 +159,16 @@ def test_vit_knows_the_place_of_a_patch() -> None:
     torch.testing.assert_close(net(image), net(rolled), atol=1e-5, rtol=1e-5)
 
 
+def test_vit_positions_start_as_large_as_the_patches() -> None:
+    # Patch of 2 * 2 pixels with standard deviation 1: torch draws 4 weights uniform in 1/2 of both signs (variance
+    # 1/12 each) and a bias alike, so a value has variance 5/12, std 0.65.
+    torch.manual_seed(0)
+    net = ViT(num_classes=10, in_channels=1, image_size=8, patch_size=2, embed_dim=512, depth=1, num_heads=2)
+    patches = net.patch_embed(draw_image(64, 1, 8, 8)).std().item()
+    assert patches == pytest.approx(0.65, abs=0.05)
+    assert net.position_embed.std().item() == pytest.approx(patches, rel=0.3)
+
+
 def test_dropout_acts_in_training_only() -> None:
     net = MLP(num_classes=10, in_channels=1, image_size=8, dropout=0.5)
     image = draw_image(4, 1, 8, 8)
