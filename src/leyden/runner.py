@@ -140,7 +140,7 @@ def report(
             shown = {name: value for name, value in final.items() if name == "objective" or name.startswith("test/")}
             logger.log_results(assembly.config, shown, num_steps)
     reference = data.reference if isinstance(data, DataModule) else None
-    log.info("%s", build_table(results, baseline, reference))
+    log.info("%s", build_table(results, baseline, reference, getattr(task, "metric_names", ())))
     log.info("Run folder: %s", run_dir)
     if bad:
         raise TrainingError(f"{', '.join(f'`{name}` is {results[name]}' for name in bad)}, so the run does not count.")

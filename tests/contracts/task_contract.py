@@ -70,6 +70,7 @@ class TaskContract:
         assert loss.isfinite()
         assert len(outputs) == NUM_ROWS
 
+    @torch.no_grad()
     def test_loss_is_a_mean_over_rows(self, task: Task, batch: Batch) -> None:
         whole = float(task.compute_loss(batch)[0])
         parts = [float(task.compute_loss(part)[0]) * size(task, part) for part in cut(batch, 7)]

@@ -71,7 +71,7 @@ class Progress(ProgressBar):
                 self._task_id,
                 advance=1,
                 description=f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs or '?'}",
-                numbers=self._numbers(pl_module, self._num_samples / self._seconds()),
+                numbers=self._numbers(pl_module, self._num_samples / self._seconds(), short=True),
             )
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -110,9 +110,11 @@ class Progress(ProgressBar):
         return max(1e-9, time.perf_counter() - self._epoch_start - self._validation_seconds)
 
     @staticmethod
-    def _numbers(pl_module: LightningModule, rate: float) -> str:
+    def _numbers(pl_module: LightningModule, rate: float, short: bool = False) -> str:
         latest: dict[str, float] = getattr(pl_module, "latest", {})
         shown = sorted(latest.items(), key=lambda item: item[0] != "loss")
+        if short:  # one metric leaves room for the bar
+            shown = shown[:2]
         return "  ".join([*(f"{name} {value:.4g}" for name, value in shown), f"{rate:,.0f} samples/s"])
 
 

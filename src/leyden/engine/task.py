@@ -147,8 +147,10 @@ class Task(LightningModule):
     def compute_phase(self, phase: str) -> dict[str, float]:
         """Reads the metrics of a phase over all samples since the last reset, and resets them."""
         loss, metrics = self.losses_of(phase), self.metrics_of(phase)
+        computed = metrics.compute()
+        assert set(computed) == set(self.metric_names), "build_metrics and metric_names differ"
         values = {f"{phase}/loss": float(loss.compute())}
-        values |= {f"{phase}/{name}": float(value) for name, value in metrics.compute().items()}
+        values |= {f"{phase}/{name}": float(computed[name]) for name in self.metric_names}
         loss.reset()
         metrics.reset()
         return values

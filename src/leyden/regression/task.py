@@ -36,7 +36,7 @@ class RegressionTask(Task):
     """
 
     input_key: ClassVar[str] = "features"
-    metric_names: ClassVar[tuple[str, ...]] = ("mse", "mae", "r2")
+    metric_names: ClassVar[tuple[str, ...]] = ("r2", "mae", "mse")
     target_mean: Tensor
     target_std: Tensor
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ def build_table(
     results: Mapping[str, float],
     baseline: tuple[str, Mapping[str, float]] | None,
     reference: Mapping[str, Any] | None,
+    order: Sequence[str] = (),
 ) -> str:
     """The test metrics beside the baseline and a known result, and the other final values, as text."""
     console = Console(file=io.StringIO(), width=110, force_terminal=False)
@@ -50,7 +51,8 @@ def build_table(
             table.add_column(baseline[0], justify="right")
         if reference:
             table.add_column(str(reference["label"]), justify="right")
-        for name, value in test.items():
+        for name in [*(name for name in order if name in test), *(name for name in test if name not in order)]:
+            value = test[name]
             cells = [name, _show(value)]
             cells += [_show(baseline[1].get(name))] if baseline else []
             cells += [_show(reference.get(name))] if reference else []
