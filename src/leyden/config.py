@@ -158,11 +158,23 @@ def validate(cfg: DictConfig) -> None:
 
 
 def _missing_values(cfg: DictConfig) -> Iterator[str]:
-    missing = sorted(OmegaConf.missing_keys(cfg))
+    missing = sorted(_missing_keys(OmegaConf.to_container(cfg, resolve=False), ""))
     if missing:
         keys = ", ".join(f"`{key}`" for key in missing)
         example = f"{missing[0]}=VALUE"
         yield f"These keys need a value and have none: {keys}. Give them on the command line, e.g. {example}."
+
+
+def _missing_keys(node: Any, key: str) -> Iterator[str]:
+    """Keys whose own value is `???` (OmegaConf's function stops at the first interpolation to one of them)."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from _missing_keys(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _missing_keys(value, f"{key}[{index}]")
+    elif node == "???":
+        yield key
 
 
 def _problems(cfg: DictConfig) -> Iterator[str]:
@@ -185,6 +197,7 @@ def _problems(cfg: DictConfig) -> Iterator[str]:
             yield from _check_call(section_owner, plain[key], key)
     for key in ("data", "model", "optim", "schedule", "trainer", "callbacks", "logger"):
         yield from _check_blocks(plain.get(key), key)
+    yield from _blocks_without_target(plain)
     yield from _objective_problems(plain)
 
 
@@ -195,6 +208,18 @@ def _text_none(node: Any, key: str) -> Iterator[str]:
             yield from _text_none(value, f"{key}.{name}" if key else str(name))
     elif node == "None":
         yield f"`{key}` is the text 'None'. Write {key}=null for no value."
+
+
+def _blocks_without_target(plain: dict[str, Any]) -> Iterator[str]:
+    """Sections, callbacks and loggers that name nothing to build."""
+    blocks = {key: plain[key] for key in ("data", "model", "optim", "schedule", "trainer") if key in plain}
+    blocks = {key: block for key, block in blocks.items() if isinstance(block, dict)}  # others are reported already
+    for group in ("callbacks", "logger"):
+        if isinstance(plain.get(group), dict):
+            blocks |= {f"{group}.{name}": block for name, block in plain[group].items() if block is not None}
+    for key, block in blocks.items():
+        if not isinstance(block, dict) or "_target_" not in block:
+            yield f"`{key}` builds nothing, since it has no `_target_`. Name a class: +{key}._target_=MODULE.CLASS."
 
 
 def _check_blocks(node: Any, key: str) -> Iterator[str]:

@@ -68,10 +68,11 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
             objective = fit_and_test(assembly, run_dir)
         finally:
             close_loggers(assembly)
-    except KeyboardInterrupt:
-        record.finish("interrupted", "KeyboardInterrupt")
-        raise
     except BaseException as err:
+        # Lightning turns an interrupt into SystemExit
+        if isinstance(err, KeyboardInterrupt) or isinstance(err.__context__, KeyboardInterrupt):
+            record.finish("interrupted", "interrupted from the keyboard")
+            raise KeyboardInterrupt from err
         record.finish("failed", f"{type(err).__name__}: {err}")
         raise
     record.finish("finished")
@@ -86,16 +87,14 @@ def fit_and_test(assembly: Assembly, run_dir: Path) -> float | None:
         if isinstance(logger, TensorBoard):
             logger.log_config(config)
     trainer.fit(task, datamodule=data)
-    if trainer.interrupted:
-        raise KeyboardInterrupt
     num_steps = trainer.global_step
     callback = next((c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoint)), None)
     results = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    check_trained(task, num_steps, results)
     if callback is not None:
         results |= check_checkpoint(Path(callback.path_to_test))
     else:
         log.warning("callbacks.checkpoint is null: no checkpoint was kept, so the final weights are tested.")
-    check_trained(task, num_steps, results)
     objective = results.get(config["objective"]["metric"])
     if config["test"]:
         trainer.test(

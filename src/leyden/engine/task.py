@@ -20,6 +20,11 @@ from leyden.engine.schedule import Schedule
 from leyden.errors import TrainingError
 
 
+def mean_loss() -> MeanMetric:
+    """A mean that keeps NaN (a run must not go on as if nothing were) and does not look for it at every step."""
+    return MeanMetric(nan_strategy="disable")
+
+
 class Task(LightningModule):
     """A learning task: a network, a loss and metrics.
 
@@ -57,11 +62,11 @@ class Task(LightningModule):
         self.optim = optim
         self.schedule = schedule
         self.seed = seed
-        self.losses = nn.ModuleDict({f"{phase}_loss": MeanMetric() for phase in ("train", "val", "test")})
+        self.losses = nn.ModuleDict({f"{phase}_loss": mean_loss() for phase in ("train", "val", "test")})
         self.metrics = nn.ModuleDict()  # built in `setup`, when the subclass knows its classes or targets
         # The last values read, for the progress bar: reading them costs no device synchronisation.
         self.latest: dict[str, float] = {}
-        self._interval_loss = MeanMetric()
+        self._interval_loss = mean_loss()
         self._logged_step = 0
         self._last_finite: tuple[int, float] | None = None
 

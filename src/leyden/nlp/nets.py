@@ -211,7 +211,7 @@ class TransformerBlock(nn.Module):
 
 
 class TransformerEncoder(nn.Module):
-    """Small pre-norm transformer over characters: learned positions, mean over the characters, linear head.
+    """Small pre-norm transformer over characters: learned positions, mean over the text, linear head.
 
     Characters after the first `max_length` are ignored.
 

@@ -87,6 +87,11 @@ def check_targets(node: Any, key: str = "") -> None:
     if isinstance(node, list):
         for index, value in enumerate(node):
             check_targets(value, f"{key}[{index}]")
+    if isinstance(node, str) and "${" in node:
+        raise ConfigError(
+            f"`{key}` of this checkpoint is '{node}', which could lead to anything; a config is saved without "
+            "interpolations. Rebuild the run from its source instead."
+        )
     if not isinstance(node, dict):
         return
     if "_target_" in node and not _is_allowed(locate(str(node["_target_"]))):

@@ -87,9 +87,7 @@ def test_parquet(tmp_path: Path) -> None:
         (b"a\n1\n", "t.csv", "klingon", ["`data.encoding` is 'klingon', which Python does not know.", "latin-1"]),
     ],
 )
-def test_files_that_cannot_be_read(
-    tmp_path: Path, content: bytes, name: str, encoding: str, words: list[str]
-) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path, content: bytes, name: str, encoding: str, words: list[str]) -> None:
     path = write(tmp_path, content, name)
     with pytest.raises(DataError) as caught:
         read_table(path, encoding)
@@ -114,7 +112,12 @@ def test_missing_columns_are_all_named() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "text"),
-    [([0], "row 1"), ([2, 8], "rows 3, 9"), (list(range(5)), "rows 1, 2, 3, 4, 5"), (list(range(6)), "rows 1, 2, 3, 4, 5, ...")],
+    [
+        ([0], "row 1"),
+        ([2, 8], "rows 3, 9"),
+        (list(range(5)), "rows 1, 2, 3, 4, 5"),
+        (list(range(6)), "rows 1, 2, 3, 4, 5, ..."),
+    ],
 )
 def test_rows_are_counted_from_one(rows: list[int], text: str) -> None:
     assert list_rows(rows) == text
@@ -234,7 +237,9 @@ def test_numbers_and_text_in_one_column() -> None:
 
 
 def test_column_without_a_value() -> None:
-    with pytest.raises(DataError, match=r"t.csv: column `x` has no value in the training rows\. Leave it out: data\.features"):
+    with pytest.raises(
+        DataError, match=r"t.csv: column `x` has no value in the training rows\. Leave it out: data\.features"
+    ):
         fit(pl.DataFrame({"x": [None, None], "y": ["1", "2"]}), impute="mean")
 
 

@@ -19,6 +19,9 @@ def build_nets(dropout: float = 0.0) -> dict[str, nn.Module]:
         "ngram_bag_hidden": NgramBag(**sizes, num_buckets=101, embed_dim=8, hidden_dim=6, ngram_dropout=dropout),
         "char_cnn": CharCNN(**sizes, embed_dim=8, channels=6, kernel_sizes=(1, 2, 3, 8), dropout=dropout),
         "transformer": TransformerEncoder(**sizes, max_length=16, embed_dim=8, num_heads=2, dropout=dropout),
+        "transformer_stem": TransformerEncoder(
+            **sizes, max_length=16, embed_dim=8, num_heads=2, depth=1, stem_kernel_size=4, dropout=dropout
+        ),
     }
 
 

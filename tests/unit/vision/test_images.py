@@ -77,8 +77,8 @@ def test_a_picture_of_the_right_size_keeps_its_pixels(tmp_path: Path) -> None:
 
 
 def test_others_are_cropped_to_the_centre_and_resized(tmp_path: Path) -> None:
-    values = np.zeros((4, 10), dtype=np.uint8)
-    values[:, 3:7] = 90  # the middle square of 4 x 4
+    values = np.zeros((4, 12), dtype=np.uint8)
+    values[:, 3:9] = 90  # the middle square of 4 x 4, and one column that Pillow's filter sees on each side
     found = load_image(save(Image.fromarray(values), tmp_path), 1, 2, 255)
     assert found.tolist() == [[[90, 90], [90, 90]]]
 
@@ -131,7 +131,9 @@ def test_bad_pictures_stop_or_are_left_out(tmp_path: Path) -> None:
     assert kept == [0, 2]
     assert len(skipped) == 1
     assert str(paths[1]) in skipped[0]
-    with pytest.raises(DataError, match=r"20\.png.*Remove the file, or use data\.on_error=skip to leave such files out"):
+    with pytest.raises(
+        DataError, match=r"20\.png.*Remove the file, or use data\.on_error=skip to leave such files out"
+    ):
         load_images(paths, 1, 2, 255, "raise")
 
 
