@@ -266,7 +266,10 @@ def locate(path: str) -> Callable[..., Any]:
 
 def parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """The named parameters of a callable, and whether it also takes any other keyword."""
-    found = inspect.signature(target).parameters
+    try:
+        found = inspect.signature(target).parameters
+    except ValueError:  # some built-in classes do not say what they take
+        return {}, True
     named = {
         name: parameter
         for name, parameter in found.items()

@@ -63,7 +63,7 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
     try:
         assembly = assemble(cfg, plan, run_dir)
         if isinstance(assembly.data, DataModule):
-            record.update(data=assembly.data.fingerprint())
+            record.update(data=assembly.data.fingerprint(), skipped=assembly.data.skipped)
         try:
             objective = fit_and_test(assembly, run_dir)
         finally:
@@ -140,9 +140,18 @@ def report(
             logger.log_results(assembly.config, shown, num_steps)
     reference = data.reference if isinstance(data, DataModule) else None
     log.info("%s", build_table(results, baseline, reference, getattr(task, "metric_names", ())))
+    if isinstance(data, DataModule):
+        log_skipped(data.skipped)
     log.info("Run folder: %s", run_dir)
     if bad:
         raise TrainingError(f"{', '.join(f'`{name}` is {results[name]}' for name in bad)}, so the run does not count.")
+
+
+def log_skipped(skipped: list[str], limit: int = 20) -> None:
+    """Lists what the data left out because it could not be read; run.json has the whole list."""
+    if skipped:
+        more = [f"... and {len(skipped) - limit} more, see `skipped` in run.json"] if len(skipped) > limit else []
+        log.warning("%d file(s) skipped:\n  %s", len(skipped), "\n  ".join([*skipped[:limit], *more]))
 
 
 def close_loggers(assembly: Assembly) -> None:

@@ -32,7 +32,8 @@ class ClassificationTask(Task):
         schedule: factor of the learning rate over the steps.
         num_classes: taken from the data.
         class_names: taken from the data; one name per class index.
-        label_smoothing: share of the target probability that is spread over all classes, in training only.
+        label_smoothing: share of the target probability that is spread over all classes, in every phase,
+            so that the losses of training and validation compare.
         seed: of randomness inside the step.
     """
 
@@ -71,8 +72,7 @@ class ClassificationTask(Task):
                 f"{self.num_classes} classes, so it must be {expected}. Give the network {self.num_classes} outputs, "
                 f"e.g. +model.net.num_classes={self.num_classes}."
             )
-        smoothing = self.label_smoothing if self.training else 0.0
-        return F.cross_entropy(logits, label, label_smoothing=smoothing), logits
+        return F.cross_entropy(logits, label, label_smoothing=self.label_smoothing), logits
 
     def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return outputs.argmax(dim=1), batch["label"]

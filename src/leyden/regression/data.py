@@ -101,6 +101,12 @@ class TableData(DataModule):
             require_columns(frame, names, source, "data.features")
         if not len(train):
             return {name: {} for name in frames}  # `setup` says so
+        for name, frame in frames.items():
+            if len(frame) == 1:
+                raise DataError(
+                    f"The {name} split of {self._source(name)} has 1 row, but R2 needs at least 2. "
+                    "Add rows, or change the sizes of the splits (data.val_frac, data.test_frac)."
+                )
         self.encoder.fit(train, names, self.categorical, self._source("train"))
         splits = {name: self._tensors(frame, name) for name, frame in frames.items()}
         target = splits["train"]["target"]

@@ -124,6 +124,7 @@ def restore(checkpoint: Checkpoint) -> tuple[Task, DataModule]:
     sections = {key: checkpoint.config[key] for key in ("data", "model", "optim", "schedule")}
     for key, section in sections.items():
         check_targets(section, key)
+    check_targets(checkpoint.data_state.get("facts", {}), "facts")  # these are written into the config
     cfg = OmegaConf.create(checkpoint.config)
     data = instantiate(cfg.data, _convert_="all")
     task = build_task(cfg, checkpoint.data_state.get("facts", {}))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from leyden.data.datamodule import DataModule, Inputs
 from leyden.data.loaders import Batch
-from leyden.data.splits import split_rows
+from leyden.data.splits import split_problems, split_rows
 from leyden.errors import DataError
 from leyden.vision.images import SUFFIXES, load_images
 
@@ -280,6 +280,11 @@ class ImageFolder(ImageData):
         self.on_error = on_error
         self.val_frac, self.test_frac, self.split_seed = val_frac, test_frac, split_seed
         self.allows_empty_val = val_frac == 0
+
+    @classmethod
+    def config_problems(cls, values: dict[str, Any]) -> list[str]:
+        """Rules between keys that their types cannot say; `{key}` stands for the section."""
+        return split_problems(values)
 
     def load_images_and_labels(self) -> tuple[dict[str, Batch], list[str]]:
         files = self._list_files()

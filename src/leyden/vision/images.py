@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from rich.progress import track
 from torch import Tensor
 
@@ -37,8 +37,8 @@ def load_image(path: Path, in_channels: int, image_size: int, background: int) -
     try:
         with Image.open(path) as opened:
             image = to_channels(ImageOps.exif_transpose(opened), in_channels, background)
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as err:
-        raise DataError(f"{path.absolute()} cannot be read as a picture: {err}.") from err
+    except Exception as err:  # decoders raise whatever their code meets: OSError, SyntaxError, struct.error, ...
+        raise DataError(f"{path.absolute()} cannot be read as a picture: {str(err) or type(err).__name__}.") from err
     fitted = ImageOps.fit(image, (image_size, image_size), Image.Resampling.BILINEAR)
     pixels = np.asarray(fitted, dtype=np.uint8).reshape(image_size, image_size, in_channels)
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())

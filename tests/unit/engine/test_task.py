@@ -1,0 +1,282 @@
+"""The base task in Lightning's own loop: what is logged and when, schedules, seeds, and values that are not finite."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.loggers import Logger
+from sklearn.metrics import mean_squared_error
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import MeanSquaredError, MetricCollection
+
+from leyden.data.datamodule import DataModule
+from leyden.data.loaders import Batch
+from leyden.engine.schedule import Constant, Cosine, Schedule
+from leyden.engine.task import Task
+from leyden.errors import TrainingError
+
+
+pytestmark = [
+    # Lightning 2.6 with torch 2.12 and later
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
+]
+
+
+class Line(Task):
+    """One weight and one bias for y."""
+
+    metric_names = ("mse",)
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        outputs = self(batch)
+        return F.mse_loss(outputs, batch["target"]), outputs
+
+    def build_metrics(self) -> MetricCollection:
+        return MetricCollection({"mse": MeanSquaredError()})
+
+    def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        return outputs, batch["target"]
+
+
+class Points(DataModule):
+    """y = 3x - 1 with noise: 10 rows for training, 5 for validation, 7 for the test."""
+
+    label_key = "target"
+
+    def load_splits(self) -> dict[str, Batch]:
+        generator = torch.Generator().manual_seed(0)
+        splits = {}
+        for name, count in {"train": 10, "val": 5, "test": 7}.items():
+            x = torch.randn(count, 1, generator=generator)
+            splits[name] = {"input": x, "target": 3 * x - 1 + 0.1 * torch.randn(count, 1, generator=generator)}
+        return splits
+
+
+class Memory(Logger):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    @property
+    def name(self) -> str:
+        return "memory"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows.append((-1 if step is None else step, dict(metrics)))
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def column(self, name: str) -> list[tuple[int, float]]:
+        return [(step, row[name]) for step, row in self.rows if name in row]
+
+
+def build(lr: float = 0.1, schedule: Schedule | None = None, net: nn.Module | None = None, seed: int = 0) -> Line:
+    seed_everything(0, verbose=False)
+    return Line(net or nn.Linear(1, 1), partial(torch.optim.SGD, lr=lr), schedule or Constant(), seed)
+
+
+def fit(task: Task, data: DataModule | None = None, **changes: Any) -> tuple[Trainer, Memory]:
+    memory = Memory()
+    settings: dict[str, Any] = {
+        "max_epochs": 2,
+        "log_every_n_steps": 1,
+        "num_sanity_val_steps": 0,
+        "accelerator": "cpu",
+        "logger": memory,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "barebones": False,
+    }
+    trainer = Trainer(**(settings | changes))
+    trainer.fit(task, datamodule=data or Points(batch_size=4))
+    return trainer, memory
+
+
+def by_hand(num_epochs: int, lr: float = 0.1, batch_size: int = 4, factors: Any = None) -> tuple[nn.Linear, list[float]]:
+    """The same training as a plain loop, and the loss of every batch."""
+    data = Points(batch_size=batch_size)
+    data.setup()
+    seed_everything(0, verbose=False)
+    net, losses = nn.Linear(1, 1), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+    loader = data.train_dataloader()
+    for epoch in range(num_epochs):
+        loader.set_epoch(epoch)  # type: ignore[union-attr]
+        for batch in loader:
+            if factors is not None:
+                optimizer.param_groups[0]["lr"] = lr * factors[len(losses)]
+            loss = F.mse_loss(net(batch["input"]), batch["target"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return net, losses
+
+
+def test_training_is_that_of_a_plain_loop() -> None:
+    task = build()
+    _, memory = fit(task)
+    net, losses = by_hand(num_epochs=2)
+    torch.testing.assert_close(task.net.weight, net.weight)
+    torch.testing.assert_close(task.net.bias, net.bias)
+    # 10 rows in batches of 4: three steps an epoch
+    assert memory.column("train/loss_step") == pytest.approx(list(zip(range(1, 7), losses, strict=True)), rel=1e-5)
+    # The loss of an epoch is the mean over its rows, 4 + 4 + 2 of them.
+    means = [(4 * a + 4 * b + 2 * c) / 10 for a, b, c in (losses[:3], losses[3:])]
+    assert [value for _, value in memory.column("train/loss")] == pytest.approx(means, rel=1e-5)
+    assert [step for step, _ in memory.column("train/loss")] == [3, 6]
+    assert [value for _, value in memory.column("epoch")][-1] == 1.0
+
+
+def test_validation_and_test_are_over_all_rows() -> None:
+    task = build()
+    trainer, memory = fit(task)
+    data = Points(batch_size=4)
+    trainer.test(task, datamodule=data, verbose=False)
+    for phase in ("val", "test"):
+        rows = data.splits[phase]
+        with torch.no_grad():
+            expected = mean_squared_error(rows["target"], task.eval()(rows))
+        assert memory.column(f"{phase}/mse")[-1] == pytest.approx((6, expected), rel=1e-5)
+        assert memory.column(f"{phase}/loss")[-1] == pytest.approx((6, expected), rel=1e-5)
+        assert float(trainer.callback_metrics[f"{phase}/mse"] if phase == "test" else expected) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (4, [4]), (50, [])])
+def test_loss_is_logged_every_so_many_steps_as_the_mean_since(every: int, steps: list[int]) -> None:
+    _, memory = fit(build(), log_every_n_steps=every)
+    _, losses = by_hand(num_epochs=2)
+    sizes = [4, 4, 2, 4, 4, 2]
+    means = [np.average(losses[step - every : step], weights=sizes[step - every : step]) for step in steps]
+    assert memory.column("train/loss_step") == pytest.approx(list(zip(steps, means, strict=True)), rel=1e-5)
+
+
+def test_accumulated_batches_are_logged_once_a_step() -> None:
+    _, memory = fit(build(), Points(batch_size=2), accumulate_grad_batches=2)
+    # Five batches an epoch: two steps of two batches and one of the last batch alone.
+    assert [step for step, _ in memory.column("train/loss_step")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_rate_follows_the_schedule_over_optimiser_steps() -> None:
+    schedule = Cosine(final_frac=0.1)
+    _, memory = fit(build(schedule=schedule))
+    # The rate is read after a step, so it is that of the step to come.
+    rates = [0.1 * schedule.factor(step, 6) for step in range(1, 7)]
+    assert memory.column("train/lr") == pytest.approx(list(zip(range(1, 7), rates, strict=True)))
+    task = build(schedule=schedule)
+    fit(task)
+    net, _ = by_hand(num_epochs=2, factors=[schedule.factor(step, 6) for step in range(6)])
+    torch.testing.assert_close(task.net.weight, net.weight)
+
+
+def test_schedule_counts_steps_and_not_batches() -> None:
+    task = build(schedule=Cosine(final_frac=0.5))
+    trainer, _ = fit(task, Points(batch_size=2), accumulate_grad_batches=2)
+    assert trainer.global_step == 6
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05)  # the final value, kept after step 6
+
+
+def test_sanity_check_does_not_count() -> None:
+    _, plain = fit(build())
+    _, checked = fit(build(), num_sanity_val_steps=2)
+    assert checked.rows == plain.rows
+
+
+def test_metrics_are_kept_for_the_progress_bar() -> None:
+    task = build()
+    _, memory = fit(task)
+    assert task.latest == {
+        "loss": memory.column("train/loss")[-1][1],
+        "mse": memory.column("val/mse")[-1][1],
+    }
+
+
+def test_dropout_depends_on_seed_and_step_and_not_on_validation() -> None:
+    def weights(seed: int = 0, **changes: Any) -> list[float]:
+        task = build(net=nn.Sequential(nn.Linear(1, 16), nn.Dropout(0.5), nn.Linear(16, 1)), seed=seed, lr=0.01)
+        fit(task, **changes)
+        return torch.cat([parameter.flatten() for parameter in task.parameters()]).tolist()
+
+    first = weights()
+    assert weights() == first
+    assert weights(num_sanity_val_steps=2) == first
+    assert weights(limit_val_batches=0) == first
+    assert weights(seed=1) != first
+
+
+class Poison(Points):
+    """Row 0 of a split has a target that is not finite."""
+
+    def __init__(self, split: str, value: float) -> None:
+        super().__init__(batch_size=4)
+        self.poisoned, self.value = split, value
+
+    def load_splits(self) -> dict[str, Batch]:
+        splits = super().load_splits()
+        splits[self.poisoned]["target"][0] = self.value
+        return splits
+
+
+@pytest.mark.parametrize(
+    ("split", "name", "every"), [("train", "train/loss_step", 1), ("train", "train/loss", 50), ("val", "val/loss", 50)]
+)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_loss_that_is_not_finite_stops_training(split: str, name: str, every: int, value: float) -> None:
+    with pytest.raises(TrainingError) as caught:
+        fit(build(), Poison(split, value), log_every_n_steps=every)
+    message = str(caught.value)
+    assert f"`{name}` is" in message
+    assert "so training stopped." in message
+    assert "Lower optim.lr, set engine.gradient_clip_norm, or look for extreme values in the data." in message
+
+
+def test_diverging_training_names_the_last_finite_loss() -> None:
+    task = build(lr=1e12)
+    with pytest.raises(TrainingError) as caught:
+        fit(task, max_epochs=20)
+    assert task._last_finite is not None
+    step, loss = task._last_finite
+    assert step >= 1
+    assert f"The last finite training loss was {loss:.6g} at step {step}." in str(caught.value)
+    assert f"at step {step + 1}, so training stopped" in str(caught.value)
+
+
+def test_metric_that_is_not_finite_does_not_stop_training() -> None:
+    """R2 of one row is not a number, for one; the end of the run says so."""
+    task = build()
+    task._check_finite({"val/r2": math.nan, "val/loss": 1.0})
+    with pytest.raises(TrainingError, match="`val/loss` is nan at step"):
+        fit(task)
+        task._check_finite({"val/loss": math.nan})
+
+
+def test_metrics_other_than_promised_are_a_fault_of_the_task() -> None:
+    task = build()
+    task.metric_names = ("mse", "mae")  # type: ignore[misc]
+    task.setup()
+    task.validation_step({"input": torch.zeros(2, 1), "target": torch.zeros(2, 1)}, 0)
+    with pytest.raises(AssertionError, match="build_metrics and metric_names differ"):
+        task.compute_phase("val")
+
+
+def test_prediction_is_the_forward_pass() -> None:
+    task = build()
+    batch = {"input": torch.randn(3, 1)}
+    assert task.predict_step(batch).equal(task(batch))
+    assert task.summary(Points(1)) == {}
+    assert task.draw() == {}
