@@ -20,9 +20,19 @@ from leyden.engine.schedule import Schedule
 from leyden.errors import TrainingError
 
 
-def mean_loss() -> MeanMetric:
-    """A mean that keeps NaN (a run must not go on as if nothing were) and does not look for it at every step."""
-    return MeanMetric(nan_strategy="disable")
+class MeanLoss(MeanMetric):
+    """A mean over rows that keeps NaN (a run must not go on as if nothing were) and does not look for it at every step.
+
+    torchmetrics' own update drops the weights where NaN is not looked for (1.9.0).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(nan_strategy="disable")
+
+    def update(self, value: float | Tensor, weight: Any = 1) -> None:
+        """Adds the mean loss `value`, a scalar, of `weight` rows."""
+        self.mean_value += value * weight
+        self.weight += weight
 
 
 class Task(LightningModule):
@@ -62,11 +72,11 @@ class Task(LightningModule):
         self.optim = optim
         self.schedule = schedule
         self.seed = seed
-        self.losses = nn.ModuleDict({f"{phase}_loss": mean_loss() for phase in ("train", "val", "test")})
+        self.losses = nn.ModuleDict({f"{phase}_loss": MeanLoss() for phase in ("train", "val", "test")})
         self.metrics = nn.ModuleDict()  # built in `setup`, when the subclass knows its classes or targets
         # The last values read, for the progress bar: reading them costs no device synchronisation.
         self.latest: dict[str, float] = {}
-        self._interval_loss = mean_loss()
+        self._interval_loss = MeanLoss()
         self._logged_step = 0
         self._last_finite: tuple[int, float] | None = None
 

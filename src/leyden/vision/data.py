@@ -312,6 +312,11 @@ class ImageFolder(ImageData):
             self.skipped += skipped
             labels = torch.tensor([index[paths[position].parent.name] for position in kept], dtype=torch.int64)
             splits[split] = {"image": images, "label": labels}
+        empty = [name for name in class_names if not (splits["train"]["label"] == index[name]).any()]
+        if empty:
+            raise DataError(
+                f"{self.path}: no training picture of class {', '.join(empty)} can be read. First: {self.skipped[0]}"
+            )
         return splits, class_names
 
     def _list_files(self) -> dict[str, list[Path]]:

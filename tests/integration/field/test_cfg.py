@@ -237,7 +237,7 @@ def holds_config(value: object) -> bool:
     "arguments",
     [
         ("experiment=regression",),
-        ("experiment=vision", "model=vision_mlp", "model.net.hidden_dims=[8]"),
+        ("experiment=vision_fashion_mnist_mlp", "data=digits", "model.net.hidden_dims=[8]"),
         ("experiment=nlp", "model=nlp_cnn", "model.net.channels=8"),
     ],
 )

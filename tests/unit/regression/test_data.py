@@ -213,14 +213,15 @@ def test_numbers_may_be_categories(tmp_path: Path) -> None:
             {"features": ["x", "y"]},
             "`data.features` and `data.target` both have y: the answer would be an input.",
         ),
-        (numbered(9), {"features": []}, "there is no column to learn from. List some in data.features."),
+        (numbered(20), {"features": []}, "there is no column to learn from. List some in data.features."),
         ("x,kind,y\n", {}, "has a header but no rows."),
+        (numbered(9), {}, "The val split of {path} has 1 row, but R2 needs at least 2. Add rows, or change the sizes"),
         ("x,y\n" + "1,2\n" * 5, {}, "The train split of TableData"),
     ],
 )
 def test_columns_that_do_not_fit(tmp_path: Path, content: str, changes: dict[str, Any], words: str) -> None:
     path = write(tmp_path, content)
-    assert words in message_of(TableData(**({"path": path, "target": "y"} | changes)))
+    assert words.format(path=path) in message_of(TableData(**({"path": path, "target": "y"} | changes)))
 
 
 @pytest.mark.parametrize("split_seed", range(3))
