@@ -109,8 +109,8 @@ class TextData(DataModule):
 class LanguageNames(TextData):
     """Which of 20 languages a short name (of a language, country, currency, city, month, ...) is written in.
 
-    The splits are by concept: no name of a place or thing in any language is in two splits. Names that several
-    of the languages share are left out, since they carry no label.
+    The splits are by concept, an entry of CLDR: its names in all languages are in one split. Names that several of
+    the languages share are left out, since they carry no label.
 
     Source: Unicode CLDR through babel; see scripts/make_languages.py. Licence: Unicode-3.0.
     """

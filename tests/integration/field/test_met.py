@@ -183,7 +183,12 @@ def scalar_points(folder: Path) -> dict[str, list[tuple[int, float]]]:
     "arguments",
     [
         ("experiment=regression", "model.net.hidden_dim=8", "model.net.dropout=0.1"),
-        ("experiment=vision_fashion_mnist_mlp", "data=digits", "model.net.hidden_dims=[8]", "trainer.limit_train_batches=3"),
+        (
+            "experiment=vision_fashion_mnist_mlp",
+            "data=digits",
+            "model.net.hidden_dims=[8]",
+            "trainer.limit_train_batches=3",
+        ),
     ],
 )
 def test_met_05_sanity_steps_change_nothing(train: Callable, arguments: tuple[str, ...]) -> None:
