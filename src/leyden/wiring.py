@@ -20,6 +20,7 @@ from leyden.callbacks.early_stopping import EarlyStopping
 from leyden.callbacks.loggers import History
 from leyden.config import FACTS, locate, parameters
 from leyden.data.datamodule import DataModule
+from leyden.engine.settings import Engine
 from leyden.engine.task import Task
 from leyden.errors import USER_ERRORS, ConfigError
 from leyden.hardware.plan import HardwarePlan
@@ -210,16 +211,29 @@ def build_loggers(cfg: DictConfig, run_dir: Path) -> list[Logger]:
 
 
 def build_trainer(
-    cfg: DictConfig, plan: HardwarePlan, run_dir: Path, callbacks: list[Callback], loggers: list[Logger]
+    cfg: DictConfig,
+    plan: HardwarePlan,
+    run_dir: Path,
+    callbacks: list[Callback],
+    loggers: list[Logger],
+    owns_step: bool,
 ) -> Trainer:
     """Builds Lightning's Trainer from the sections `trainer`, `engine` and the hardware plan."""
     engine = cfg.engine
+    # A Leyden task accumulates and clips in its own step; a plain LightningModule leaves that to the trainer.
+    step = (
+        {}
+        if owns_step
+        else {
+            "accumulate_grad_batches": engine.accumulate_batches,
+            "gradient_clip_val": engine.gradient_clip_norm,
+        }
+    )
     trainer: Trainer = instantiate(
         cfg.trainer,
         **plan.trainer_arguments(),
         precision=engine.precision,
-        accumulate_grad_batches=engine.accumulate_batches,
-        gradient_clip_val=engine.gradient_clip_norm,
+        **step,
         deterministic=engine.deterministic,
         callbacks=callbacks,
         logger=loggers,
@@ -246,9 +260,11 @@ def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path) -> Assembly:
     task = build_task(cfg, facts)
     if isinstance(task, Task) and isinstance(data, DataModule):
         check_fit(task, data)
+    if isinstance(task, Task):
+        task.engine = Engine(**cfg.engine)
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     has_val = not isinstance(data, DataModule) or data.num_samples("val") > 0
     callbacks = build_callbacks(cfg, config, has_val)  # type: ignore[arg-type]
-    trainer = build_trainer(cfg, plan, run_dir, callbacks, build_loggers(cfg, run_dir))
+    trainer = build_trainer(cfg, plan, run_dir, callbacks, build_loggers(cfg, run_dir), isinstance(task, Task))
     return Assembly(task, data, trainer, plan, config)  # type: ignore[arg-type]

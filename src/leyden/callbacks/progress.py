@@ -18,7 +18,7 @@ MAX_LINES = 20
 
 
 class Progress(ProgressBar):
-    """One bar over all batches of the run with loss, metrics, samples per second and time left.
+    """One bar over all optimiser steps of the run with loss, metrics, samples per second and time left.
 
     Where the output is not a terminal, a line per epoch instead, at most about 20 of them.
     The numbers shown are those last read for logging, so showing them costs no device synchronisation.
@@ -53,7 +53,7 @@ class Progress(ProgressBar):
             refresh_per_second=4,
         )
         self._bar.start()
-        self._task_id = self._bar.add_task("epoch 1", total=_total_batches(trainer), numbers="")
+        self._task_id = self._bar.add_task("epoch 1", total=_total_steps(trainer), numbers="")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # The numbers of an epoch are complete only after all callbacks have seen its end.
@@ -65,11 +65,11 @@ class Progress(ProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._num_samples += _batch_length(batch) * trainer.world_size
+        self._num_samples += _num_samples(batch) * trainer.world_size
         if self._bar is not None:
             self._bar.update(
                 self._task_id,
-                advance=1,
+                completed=trainer.global_step,
                 description=f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs or '?'}",
                 numbers=self._numbers(pl_module, self._num_samples / self._seconds(), short=True),
             )
@@ -118,21 +118,20 @@ class Progress(ProgressBar):
         return "  ".join([*(f"{name} {value:.4g}" for name, value in shown), f"{rate:,.0f} samples/s"])
 
 
-def _total_batches(trainer: Trainer) -> float | None:
-    epochs = trainer.max_epochs
-    if trainer.max_steps > 0:
-        return trainer.max_steps * trainer.accumulate_grad_batches
-    if epochs is None or epochs < 0 or trainer.num_training_batches == float("inf"):
-        return None
-    return epochs * trainer.num_training_batches
+def _total_steps(trainer: Trainer) -> float | None:
+    """Optimiser steps of the whole run, or None where that is not known."""
+    module = trainer.lightning_module
+    count_steps = getattr(module, "count_steps", None)
+    if callable(count_steps):
+        return float(count_steps())
+    total = trainer.estimated_stepping_batches
+    return None if total == float("inf") else total
 
 
-def _batch_length(batch: Any) -> int:
-    first = (
-        next(iter(batch.values()))
-        if isinstance(batch, dict)
-        else batch[0]
-        if isinstance(batch, list | tuple)
-        else batch
-    )
-    return len(first)
+def _num_samples(batch: Any) -> int:
+    """Samples in a batch, or in a list of batches."""
+    if isinstance(batch, list) and batch and isinstance(batch[0], dict):
+        return sum(map(_num_samples, batch))
+    if isinstance(batch, dict):
+        return len(next(iter(batch.values())))
+    return len(batch[0] if isinstance(batch, list | tuple) else batch)

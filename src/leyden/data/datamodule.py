@@ -66,7 +66,10 @@ class DataModule(LightningDataModule):
         self.facts: dict[str, Any] = {}
         self.splits: dict[str, Batch] = {}
         self.skipped: list[str] = []
+        # Set by the wiring: what the network, the engine and the trainer need of the training loader.
         self.min_last_train = 1
+        self.batches_per_item: int | None = None
+        self.max_train_batches: int | None = None
 
     # ---- what a subclass gives -----------------------------------------------------------------------------
 
@@ -129,6 +132,13 @@ class DataModule(LightningDataModule):
         tensors = self.splits.get(split)
         return len(next(iter(tensors.values()))) if tensors else 0
 
+    @property
+    def num_train_batches(self) -> int:
+        """Global batches of a training epoch."""
+        return (
+            len(loader) if isinstance(loader := self._loader("train", shuffle=True, grouped=False), TensorLoader) else 0
+        )
+
     def describe(self) -> str:
         """The data set's name for messages, with its path where it has one."""
         path = getattr(self, "path", None)
@@ -145,7 +155,7 @@ class DataModule(LightningDataModule):
             result[split] = {"num_samples": self.num_samples(split), "hash": digest.hexdigest()}
         return result
 
-    def _loader(self, split: str, shuffle: bool) -> TensorLoader | list[Any]:
+    def _loader(self, split: str, shuffle: bool, grouped: bool = True) -> TensorLoader | list[Any]:
         if self.num_samples(split) == 0:
             return []
         trainer = self.trainer
@@ -158,6 +168,8 @@ class DataModule(LightningDataModule):
             world_size=trainer.world_size if trainer else 1,
             min_last=self.min_last_train if shuffle else 1,
             trim=self.trim_batch,
+            batches_per_item=self.batches_per_item if shuffle and grouped else None,
+            max_batches=self.max_train_batches if shuffle and grouped else None,
         )
 
     def train_dataloader(self) -> TensorLoader | list[Any]:
@@ -175,15 +187,24 @@ class DataModule(LightningDataModule):
     def test_dataloader(self) -> TensorLoader | list[Any]:
         return self._loader("test", shuffle=False)
 
-    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        generator = None
+    def on_after_batch_transfer(self, batch: Batch | list[Batch], dataloader_idx: int) -> Batch | list[Batch]:
         trainer = self.trainer
-        if trainer is not None and trainer.training and self.has_augmentation:
-            device = next(iter(batch.values())).device
-            position = trainer.fit_loop.epoch_loop.total_batch_idx + 1
-            seed = derive_seed(self.seed, "augment", position, trainer.global_rank)
-            generator = torch.Generator(device).manual_seed(seed)
-        return self.transform_batch(batch, generator)
+        if trainer is None or not trainer.training:
+            assert isinstance(batch, dict)
+            return self.transform_batch(batch, None)
+        # The item that is about to be taken is the number of those that were
+        item = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        first = item * (self.batches_per_item or 1)
+        batches = batch if isinstance(batch, list) else [batch]
+        ready = [self.transform_batch(b, self._generator(b, first + index)) for index, b in enumerate(batches)]
+        return ready if isinstance(batch, list) else ready[0]
+
+    def _generator(self, batch: Batch, index: int) -> torch.Generator | None:
+        """The source of augmentation for a batch of an epoch, by its position alone."""
+        if not self.has_augmentation or self.trainer is None:
+            return None
+        seed = derive_seed(self.seed, "augment", self.trainer.current_epoch, index, self.trainer.global_rank)
+        return torch.Generator(next(iter(batch.values())).device).manual_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
         return {"facts": self.facts, "fitted": self.fitted_state()}

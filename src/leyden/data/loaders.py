@@ -23,6 +23,9 @@ class TensorLoader:
         seed: of the order.
         rank: this process among `world_size` processes.
         world_size: processes that share every global batch.
+        batches_per_item: several batches may be handed out as one item, a list, so that a training step can take
+            many batches; None hands out each batch by itself.
+        max_batches: batches of an epoch that count; None is all of them.
         trim: cuts what no row of a batch needs (padding), on the host before the batch goes to the device.
         min_last: a last batch smaller than this is dropped (BatchNorm cannot train on one sample).
     """
@@ -37,6 +40,8 @@ class TensorLoader:
         world_size: int = 1,
         min_last: int = 1,
         trim: Callable[[Batch], Batch] | None = None,
+        batches_per_item: int | None = None,
+        max_batches: int | None = None,
     ) -> None:
         lengths = {name: len(tensor) for name, tensor in tensors.items()}
         assert len(set(lengths.values())) == 1, f"tensors of one split differ in length: {lengths}"
@@ -50,6 +55,9 @@ class TensorLoader:
         self.num_samples = next(iter(lengths.values()))
         last = self.num_samples % batch_size
         self.num_dropped = last if 0 < last < max(min_last, world_size if shuffle else 1) else 0
+        self.batches_per_item = batches_per_item
+        full = -(-(self.num_samples - self.num_dropped) // batch_size)
+        self.num_batches = full if max_batches is None else min(full, max_batches)
         self.epoch = 0
         # Lightning looks for `sampler.set_epoch` before each epoch, and asks every sampler for its batch sampler.
         self.sampler = self
@@ -60,12 +68,32 @@ class TensorLoader:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return -(-(self.num_samples - self.num_dropped) // self.batch_size)
+        return -(-self.num_batches // (self.batches_per_item or 1))
 
-    def __iter__(self) -> Iterator[Batch]:
+    def batch_indices(self, item: int) -> range:
+        """Which batches of the epoch an item holds."""
+        size = self.batches_per_item or 1
+        return range(item * size, min((item + 1) * size, self.num_batches))
+
+    def global_length(self, index: int) -> int:
+        """Samples in a batch of the epoch, over all ranks."""
+        return min(self.batch_size, self.num_samples - self.num_dropped - index * self.batch_size)
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches of the epoch one by one, however they are handed out."""
         order = epoch_order(self.num_samples, self.seed, self.epoch, self.shuffle)
-        for index in range(len(self)):
-            batch = order[index * self.batch_size : (index + 1) * self.batch_size]
-            part = rank_slice(batch, self.rank, self.world_size)
-            cut = {name: tensor[part] for name, tensor in self.tensors.items()}
-            yield self.trim(cut) if self.trim else cut
+        return (self._cut(order, index) for index in range(self.num_batches))
+
+    def __iter__(self) -> Iterator[Batch | list[Batch]]:
+        batches = self.batches()
+        if self.batches_per_item is None:
+            yield from batches
+            return
+        for item in range(len(self)):
+            yield [next(batches) for _ in self.batch_indices(item)]
+
+    def _cut(self, order: Tensor, index: int) -> Batch:
+        start = index * self.batch_size
+        part = rank_slice(order[start : start + self.global_length(index)], self.rank, self.world_size)
+        cut = {name: tensor[part] for name, tensor in self.tensors.items()}
+        return self.trim(cut) if self.trim else cut

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
+
+# A call of the training loop should take this long, so that the loop's own cost is small and the bar still moves.
+TARGET_CALL_S = 0.05
+MAX_STEPS_PER_CALL = 32
 
 
 @dataclass(frozen=True)
@@ -14,12 +19,38 @@ class Engine:
 
     Args:
         precision: number format of the step: "32-true", "bf16-mixed", "16-mixed" (GPU only) or "64-true".
-        accumulate_batches: batches whose gradients are averaged before one optimiser step.
+        accumulate_batches: batches whose samples make one optimiser step together.
+        micro_batch_size: largest number of samples at a time on one device; null takes each batch whole. It changes
+            the memory a step needs, never its result (but for BatchNorm, which sees the part only).
+        steps_per_execution: optimiser steps that one call of the training loop takes; "auto" takes more where a step
+            is so short that the loop would cost as much. Logging and validation stay where they are.
         gradient_clip_norm: largest L2 norm of the whole gradient; null does not clip.
+        gradient_clip_value: largest absolute value of a gradient's element; null does not clip.
         deterministic: whether to use only algorithms that give the same bits in each run.
     """
 
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
-    accumulate_batches: Annotated[int, Ge(1)]
-    gradient_clip_norm: Annotated[float, Gt(0)] | None
-    deterministic: bool
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
+    accumulate_batches: Annotated[int, Ge(1)] = 1
+    micro_batch_size: Annotated[int, Ge(1)] | None = None
+    steps_per_execution: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
+    gradient_clip_norm: Annotated[float, Gt(0)] | None = None
+    gradient_clip_value: Annotated[float, Gt(0)] | None = None
+    deterministic: bool = True
+
+    def choose_steps_per_call(self, step_time_s: float, log_every: int, validate_every: int | None) -> int:
+        """Optimiser steps of one call of the training loop.
+
+        Args:
+            step_time_s: measured time of one step.
+            log_every: steps between two points of the loss; a call must end at each.
+            validate_every: steps between two validations within an epoch, if there are any.
+
+        Returns:
+            the largest number up to what is wanted that divides both intervals.
+        """
+        if isinstance(self.steps_per_execution, int):
+            wanted = self.steps_per_execution
+        else:
+            wanted = min(MAX_STEPS_PER_CALL, max(1, int(TARGET_CALL_S / max(step_time_s, 1e-9))))
+        interval = math.gcd(log_every, validate_every or log_every)
+        return max(steps for steps in range(1, min(wanted, interval) + 1) if interval % steps == 0)

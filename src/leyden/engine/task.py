@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, ClassVar, cast
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
 from leyden.data.datamodule import DataModule
-from leyden.data.loaders import Batch
+from leyden.data.loaders import Batch, TensorLoader
+from leyden.engine.calls import plan_calls
 from leyden.engine.optim import build_optimizer
 from leyden.engine.rng import seed_step
 from leyden.engine.schedule import Schedule
+from leyden.engine.settings import Engine
+from leyden.engine.step import Part, accumulate_gradient, batch_length, clip_gradient, split_step
 from leyden.errors import TrainingError
 
 
@@ -68,6 +73,8 @@ class Task(LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        self.automatic_optimization = False
+        self.engine = Engine()
         self.net = net
         self.optim = optim
         self.schedule = schedule
@@ -77,7 +84,8 @@ class Task(LightningModule):
         # The last values read, for the progress bar: reading them costs no device synchronisation.
         self.latest: dict[str, float] = {}
         self._interval_loss = MeanLoss()
-        self._logged_step = 0
+        self._num_steps = 1
+        self._grad_norm: Tensor | None = None
         self._last_finite: tuple[int, float] | None = None
 
     # ---- what a subclass gives -----------------------------------------------------------------------------
@@ -121,14 +129,46 @@ class Task(LightningModule):
         output: Tensor = self.net(batch[self.input_key])
         return output
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        position = self.trainer.fit_loop.epoch_loop.total_batch_idx
-        seed_step(self.seed, position, rank=self.global_rank)
+    def training_step(self, item: Batch | list[Batch], batch_idx: int) -> None:
+        """Takes the optimiser steps of one item of the loader: as many as it has groups of batches to accumulate."""
+        batches = item if isinstance(item, list) else [item]
+        lengths = self._global_lengths(batches, batch_idx)
+        per_step = self.engine.accumulate_batches
+        for start in range(0, len(batches), per_step):
+            if self.trainer.global_step == self.trainer.max_steps:
+                return
+            self._optimise(batches[start : start + per_step], lengths[start : start + per_step])
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss, outputs = self.compute_loss(batch)
-        self._update("train", loss, outputs, batch)
-        self._interval_loss.update(loss.detach(), weight=len(batch[self.input_key]))
+    def _global_lengths(self, batches: list[Batch], item: int) -> list[int]:
+        loader = self.trainer.train_dataloader
+        if isinstance(loader, TensorLoader):
+            return [loader.global_length(index) for index in loader.batch_indices(item)]
+        return [batch_length(batch) * self.trainer.world_size for batch in batches]
+
+    def _optimise(self, batches: list[Batch], lengths: list[int]) -> None:
+        """One optimiser step: the gradient of the mean loss over all samples of these batches, however cut."""
+        trainer, optimizer = self.trainer, self.trainer.optimizers[0]
+        step = trainer.global_step
+        rate = self.schedule.factor(step, self._num_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * rate
+        optimizer.zero_grad()
+        accumulate_gradient(
+            list(split_step(batches, lengths, self.engine.micro_batch_size, trainer.world_size)),
+            lambda part: self._part_loss(part, step),
+            self.manual_backward,
+            getattr(trainer.strategy, "block_backward_sync", nullcontext),  # strategies of several processes have it
+        )
+        self._grad_norm = clip_gradient(
+            list(self.net.parameters()), self.engine.gradient_clip_norm, self.engine.gradient_clip_value
+        )
+        self._lightning_optimizer.step()
+
+    def _part_loss(self, part: Part, step: int) -> Tensor:
+        seed_step(self.seed, step, part.position, self.global_rank)
+        loss, outputs = self.compute_loss(part.batch)
+        self._update("train", loss, outputs, part.batch)
+        self._interval_loss.update(loss.detach(), weight=batch_length(part.batch))
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -170,25 +210,41 @@ class Task(LightningModule):
         metrics.reset()
         return values
 
+    def on_fit_start(self) -> None:
+        if isinstance(self.trainer.datamodule, DataModule):  # type: ignore[attr-defined]
+            plan_calls(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
+
     def on_train_start(self) -> None:
+        self._num_steps = self.count_steps()
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        self._lightning_optimizer = optimizer
         # Left over from the sanity check, which must not count.
         for phase in ("train", "val"):
             self.losses_of(phase).reset()
             self.metrics_of(phase).reset()
 
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: Any, item: Batch | list[Batch], batch_idx: int) -> None:
+        """Reads and logs the loss since the last time, every `trainer.log_every_n_steps` steps of an epoch."""
         trainer = self.trainer
-        # While batches are accumulated the global step stands still, and was logged already.
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if trainer.global_step % every or trainer.global_step == self._logged_step:
+        if self._steps_in_epoch(batch_idx) % every:
             return
-        self._logged_step = trainer.global_step
         loss = float(self._interval_loss.compute())
         self._interval_loss.reset()
         self._check_finite({"train/loss_step": loss})
         self._last_finite = (trainer.global_step, loss)
         self.latest["loss"] = loss
-        self._write({"train/loss_step": loss, "train/lr": trainer.optimizers[0].param_groups[0]["lr"]})
+        values = {"train/loss_step": loss, "train/lr": trainer.optimizers[0].param_groups[0]["lr"]}
+        if self._grad_norm is not None:
+            values["train/grad_norm"] = float(self._grad_norm)  # before clipping
+        self._write(values)
+
+    def _steps_in_epoch(self, item: int) -> int:
+        """Optimiser steps of this epoch up to the end of an item of the loader."""
+        loader = self.trainer.train_dataloader
+        batches = loader.batch_indices(item).stop if isinstance(loader, TensorLoader) else item + 1
+        return -(-batches // self.engine.accumulate_batches)
 
     def on_train_epoch_end(self) -> None:
         values = self.compute_phase("train")
@@ -233,8 +289,18 @@ class Task(LightningModule):
 
     # ---- optimisation and checkpoints ----------------------------------------------------------------------
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         optimizer = build_optimizer(self.optim, self.net)
-        total_steps = max(1, int(self.trainer.estimated_stepping_batches))
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.schedule.factor(step, total_steps))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+        return optimizer
+
+    def count_steps(self) -> int:
+        """Optimiser steps of the whole run, which the schedule is laid out for."""
+        trainer = self.trainer
+        loader = trainer.train_dataloader
+        batches = loader.num_batches if isinstance(loader, TensorLoader) else int(trainer.num_training_batches)
+        limits = [trainer.max_steps] if trainer.max_steps > 0 else []
+        if trainer.max_epochs is not None and trainer.max_epochs > 0:
+            limits.append(-(-batches // self.engine.accumulate_batches) * trainer.max_epochs)
+        return max(1, min(limits))

@@ -36,7 +36,7 @@ def evaluate_run(
         raise DataError(f"The {split} split of {data.describe()} is empty.")
     task.setup("test")
     loader = TensorLoader(data.splits[split], batch_size or data.batch_size, False, 0, trim=data.trim_batch)
-    for batch in loader:
+    for batch in loader.batches():
         ready = data.transform_batch(batch, None)
         task._update("test", *task.compute_loss(ready), ready)
     return {name.replace("test/", f"{split}/"): value for name, value in task.compute_phase("test").items()}

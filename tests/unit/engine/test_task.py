@@ -110,7 +110,9 @@ def fit(task: Task, data: DataModule | None = None, **changes: Any) -> tuple[Tra
     return trainer, memory
 
 
-def by_hand(num_epochs: int, lr: float = 0.1, batch_size: int = 4, factors: Any = None) -> tuple[nn.Linear, list[float]]:
+def by_hand(
+    num_epochs: int, lr: float = 0.1, batch_size: int = 4, factors: Any = None
+) -> tuple[nn.Linear, list[float]]:
     """The same training as a plain loop, and the loss of every batch."""
     data = Points(batch_size=batch_size)
     data.setup()

@@ -201,7 +201,9 @@ def test_name_that_leads_nowhere() -> None:
 def restored(config: dict[str, Any], facts: dict[str, Any] | None = None) -> Any:
     task, data = build()
     state = data.state_dict()
-    return restore(Checkpoint(Path("x.ckpt"), config, task.state_dict(), state | {"facts": facts or state["facts"]}, {}))
+    return restore(
+        Checkpoint(Path("x.ckpt"), config, task.state_dict(), state | {"facts": facts or state["facts"]}, {})
+    )
 
 
 @pytest.fixture
@@ -230,7 +232,9 @@ def test_block_in_a_section_is_not_called(victim: tuple[Path, dict[str, Any]], s
 
 def test_block_behind_an_interpolation_is_not_called(victim: tuple[Path, dict[str, Any]]) -> None:
     path, block = victim
-    with pytest.raises(ConfigError, match=r"`model\.net` of this checkpoint is '\$\{evil\}', which could lead to anything"):
+    with pytest.raises(
+        ConfigError, match=r"`model\.net` of this checkpoint is '\$\{evil\}', which could lead to anything"
+    ):
         restored(changed(model={"net": "${evil}"}, evil=block))
     assert not path.exists()
 
@@ -260,5 +264,7 @@ def test_task_and_preprocessing_come_back(tmp_path: Path) -> None:
 def test_plain_module_is_not_restored() -> None:
     config = changed()
     config["model"] = {"_target_": "lightning.pytorch.demos.boring_classes.BoringModel"}
-    with pytest.raises(ConfigError, match=r"x\.ckpt holds a plain Lightning module; only Leyden's tasks are restored\."):
+    with pytest.raises(
+        ConfigError, match=r"x\.ckpt holds a plain Lightning module; only Leyden's tasks are restored\."
+    ):
         restored(config)

@@ -1,0 +1,72 @@
+"""How many batches one call of the training loop takes: the loop's own cost is per call, not per step."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch import Trainer
+
+from leyden.data.datamodule import DataModule
+
+if TYPE_CHECKING:
+    from leyden.engine.task import Task
+
+log = logging.getLogger(__name__)
+
+
+def plan_calls(task: Task, data: DataModule, trainer: Trainer) -> None:
+    """Lays out the training loader in items of several batches, and the trainer's limits in items.
+
+    Call it when the task is on its device and before the trainer asks for the training loader. Limits and intervals
+    that count batches for the user (`trainer.limit_train_batches`, `trainer.val_check_interval`) keep their meaning.
+    """
+    num_batches = limit_batches(data.num_train_batches, trainer.limit_train_batches)
+    if num_batches == 0:
+        return
+    data.max_train_batches = num_batches
+    trainer.limit_train_batches = 1.0
+    accumulate = task.engine.accumulate_batches
+    validate_every = limit_batches(num_batches, trainer.val_check_interval)
+    within_epoch = validate_every < num_batches
+    if within_epoch and validate_every % accumulate:
+        validate_every = max(accumulate, validate_every // accumulate * accumulate)
+        log.warning("Validation is at the end of optimiser steps: every %d batches.", validate_every)
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    step_time_s = measure_step_s(task, data) if task.engine.steps_per_execution == "auto" else 0.0
+    steps = task.engine.choose_steps_per_call(
+        step_time_s, every, validate_every // accumulate if within_epoch else None
+    )
+    steps = trainer.strategy.broadcast(steps)  # the processes must agree
+    data.batches_per_item = steps * accumulate
+    if within_epoch:
+        trainer.val_check_interval = validate_every // data.batches_per_item
+    if steps > 1:
+        log.info("Each call of the training loop takes %d steps (one takes %.1f ms).", steps, 1e3 * step_time_s)
+
+
+def limit_batches(num_batches: int, limit: float | int | None) -> int:
+    """What a limit of Lightning's means in batches: a count, or a share of the epoch."""
+    if limit is None:
+        return num_batches
+    return min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
+
+
+def measure_step_s(task: Task, data: DataModule) -> float:
+    """Time of loss and gradient of one batch on the task's device, in seconds; leaves no trace in the task."""
+    rows = {name: tensor[: data.batch_size].to(task.device) for name, tensor in data.splits["train"].items()}
+    batch = data.transform_batch(data.trim_batch(rows), None)
+    was_training = task.training
+    task.eval()  # running statistics stay as they are
+    times = []
+    with torch.enable_grad():
+        for _ in range(3):
+            start = time.perf_counter()
+            torch.autograd.grad(task.compute_loss(batch)[0], list(task.net.parameters()), allow_unused=True)
+            if task.device.type == "cuda":
+                torch.cuda.synchronize(task.device)
+            times.append(time.perf_counter() - start)
+    task.train(was_training)
+    return min(times)

@@ -1,0 +1,107 @@
+"""One optimiser step: exact global means over micro-batches, accumulated batches and processes.
+
+In pseudocode::
+
+    N = samples of all batches of the step, over all processes
+    for batch in batches:                          # accumulation
+        for part in micro-batches of the batch:
+            loss = mean loss of the part
+            backward(loss * (len(part) * world size / N))   # processes are averaged, so this is the global mean
+    clip the gradient; set the learning rate; optimiser step
+
+The weights make the gradient that of the mean over all N samples, however they are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leyden.data.loaders import Batch
+
+
+@dataclass(frozen=True)
+class Part:
+    """A micro-batch of one process.
+
+    Attributes:
+        batch: its tensors.
+        weight: factor of its mean loss in the mean over the whole step.
+        position: which micro-batch of the step it is, for seeding.
+    """
+
+    batch: Batch
+    weight: float
+    position: int
+
+
+def split_step(
+    batches: Sequence[Batch], global_lengths: Sequence[int], micro_batch_size: int | None, world_size: int
+) -> Iterator[Part]:
+    """Cuts the batches of a step into micro-batches with their weights.
+
+    Args:
+        batches: this process's part of each batch of the step, sample axis first.
+        global_lengths: samples of each of these batches over all processes.
+        micro_batch_size: largest number of samples at a time on this process; None does not cut.
+        world_size: number of processes, whose gradients are averaged.
+    """
+    total = sum(global_lengths)
+    position = 0
+    for batch in batches:
+        length = batch_length(batch)
+        size = micro_batch_size or length
+        for start in range(0, length, max(1, size)):
+            part = batch if size >= length else {n: t[start : start + size] for n, t in batch.items()}
+            yield Part(part, batch_length(part) * world_size / total, position)
+            position += 1
+
+
+def batch_length(batch: Batch) -> int:
+    """Number of samples in a batch."""
+    return len(next(iter(batch.values())))
+
+
+def accumulate_gradient(
+    parts: Sequence[Part],
+    compute: Callable[[Part], Tensor],
+    backward: Callable[[Tensor], None],
+    hold_back: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Tensor:
+    """Adds up the gradient of the mean loss over all parts.
+
+    Args:
+        parts: micro-batches with weights that add up to the world size over all processes.
+        compute: the mean loss of a part.
+        backward: adds a loss's gradient.
+        hold_back: a context in which processes do not exchange gradients; used for all parts but the last.
+
+    Returns:
+        the mean loss over this process's share, times its weight, detached; a scalar.
+    """
+    total = None
+    for index, part in enumerate(parts):
+        with nullcontext() if index == len(parts) - 1 else hold_back():
+            loss = compute(part) * part.weight
+            backward(loss)
+        total = loss.detach() if total is None else total + loss.detach()
+    assert total is not None, "a step without samples"
+    return total
+
+
+def clip_gradient(parameters: Sequence[Tensor], max_norm: float | None, max_value: float | None) -> Tensor | None:
+    """Clips in place by the L2 norm of the whole gradient, or each element by value.
+
+    Returns:
+        the norm before clipping, on the device, or None where nothing is clipped by norm.
+    """
+    norm = None
+    if max_norm is not None:
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    if max_value is not None:
+        torch.nn.utils.clip_grad_value_(parameters, max_value)
+    return norm
