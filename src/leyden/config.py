@@ -212,7 +212,9 @@ def _text_none(node: Any, key: str) -> Iterator[str]:
 
 def _blocks_without_target(plain: dict[str, Any]) -> Iterator[str]:
     """Sections, callbacks and loggers that name nothing to build."""
-    blocks: dict[str, Any] = {key: plain[key] for key in ("data", "model", "optim", "schedule", "trainer") if key in plain}
+    blocks: dict[str, Any] = {
+        key: plain[key] for key in ("data", "model", "optim", "schedule", "trainer") if key in plain
+    }
     blocks = {key: block for key, block in blocks.items() if isinstance(block, dict)}  # others are reported already
     for group in ("callbacks", "logger"):
         if isinstance(plain.get(group), dict):
@@ -363,3 +365,5 @@ def _objective_problems(plain: dict[str, Any]) -> Iterator[str]:
             f"`objective.metric` is '{metric}', which is never logged.{closest(metric, logged)} "
             f"Logged: {', '.join(logged)}."
         )
+    elif metric.startswith("test/") and plain.get("test") is False:
+        yield f"`objective.metric` is '{metric}', but `test` is false, so it is never known. Set test=true."
