@@ -365,3 +365,5 @@ def _objective_problems(plain: dict[str, Any]) -> Iterator[str]:
             f"`objective.metric` is '{metric}', which is never logged.{closest(metric, logged)} "
             f"Logged: {', '.join(logged)}."
         )
+    elif metric.startswith("test/") and plain.get("test") is False:
+        yield f"`objective.metric` is '{metric}', but `test` is false, so it is never known. Set test=true."

@@ -177,17 +177,18 @@ def check_fit(task: Task, data: DataModule) -> None:
 
 
 def build_callbacks(cfg: DictConfig, config: dict[str, Any], has_val: bool) -> list[Callback]:
-    """Builds the callbacks; without validation nothing is monitored and the last state is kept."""
+    """Builds the callbacks; what is not measured while training is not monitored, and the last state is kept."""
     blocks = {name: block for name, block in (cfg.callbacks or {}).items() if block is not None}
     metric = cfg.objective.metric
-    if not has_val and metric.startswith("val/"):
-        log.warning(
-            "There is no validation split: `%s` does not exist, so the last weights count, not the best.",
-            metric,
-        )
-        for block in blocks.values():
-            if "monitor" in block:
-                block.monitor = None
+    unmeasured = ("test/",) if has_val else ("val/", "test/")
+    monitored = {metric, *(block.get("monitor") for block in blocks.values())} - {None}
+    for name in sorted(name for name in monitored if name.startswith(unmeasured)):
+        is_test = name.startswith("test/")
+        why = "`%s` is known only after training" if is_test else "There is no validation split: `%s` does not exist"
+        log.warning(f"{why}, so the last weights count, not the best.", name)
+    for block in blocks.values():
+        if (block.get("monitor") or "").startswith(unmeasured):
+            block.monitor = None
     callbacks: list[Callback] = []
     for block in blocks.values():
         if block.get("monitor", metric) is None and issubclass(locate(block._target_), EarlyStopping):  # type: ignore[arg-type]

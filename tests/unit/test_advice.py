@@ -30,10 +30,13 @@ def explain(*overrides: str) -> str:
         ("lr=0.1", "there is no key `lr`."),
         ("sed=1", "there is no key `sed`. Did you mean `seed`?"),
         ("model.nett.hidden_dim=1", "Did you mean `model.net`?"),
-        ("optim.amsgrad=true", "`optim.amsgrad` is not in the config, but torch.optim.AdamW takes it. Add it: +optim.amsgrad=VALUE."),
+        (
+            "optim.amsgrad=true",
+            "`optim.amsgrad` is not in the config, but torch.optim.AdamW takes it. Add it: +optim.amsgrad=VALUE.",
+        ),
         ("trainer.profiler=simple", "`trainer.profiler` is not in the config, but lightning.pytorch.Trainer takes it."),
     ],
-)  # fmt: skip
+)
 def test_unknown_keys(override: str, words: str) -> None:
     message = explain(override)
     assert message.startswith("ConfigError: ")
@@ -72,6 +75,6 @@ def test_anything_else_is_hydras_own_message() -> None:
 
 
 def test_where_the_rest_does_not_compose_either() -> None:
-    assert explain_composition_error(HydraException("Could not override 'optim.rl'.\nKey 'rl' is not in struct"), ["optim=zzz", "optim.rl=1"]) == (
-        "ConfigError: there is no key `optim.rl`. `python train.py --cfg job` prints all keys."
-    )  # fmt: skip
+    assert explain_composition_error(
+        HydraException("Could not override 'optim.rl'.\nKey 'rl' is not in struct"), ["optim=zzz", "optim.rl=1"]
+    ) == ("ConfigError: there is no key `optim.rl`. `python train.py --cfg job` prints all keys.")

@@ -66,7 +66,11 @@ ONE = {
     "unknown key of torch": ({"optim.weight_decy": 1}, "Did you mean `optim.weight_decay`?"),
     "unknown key of Lightning": ({"trainer.max_epoch": 1}, "Did you mean `trainer.max_epochs`?"),
     "unknown key of engine": ({"engine.precison": 1}, "Did you mean `engine.precision`?"),
-    "unknown key of hardware": ({"hardware.gpus": 1}, "There is no key `hardware.gpus`.", "Allowed: accelerator, devices"),
+    "unknown key of hardware": (
+        {"hardware.gpus": 1},
+        "There is no key `hardware.gpus`.",
+        "Allowed: accelerator, devices",
+    ),
     "unknown key of paths": ({"paths.output": "x"}, "Did you mean `paths.outputs`?"),
     "unknown key of a callback": ({"callbacks.checkpoint.every": 1}, "There is no key `callbacks.checkpoint.every`."),
     # types and ranges
@@ -87,12 +91,31 @@ ONE = {
         "`engine.precision` must be '32-true', 'bf16-mixed', '16-mixed' or '64-true', got 'fp16'.",
     ),
     "number for a word": ({"engine.precision": 16}, "`engine.precision` must be '32-true',", "got 16."),
-    "mode": ({"callbacks.early_stopping": {"_target_": "leyden.callbacks.early_stopping.EarlyStopping", "monitor": "val/loss", "mode": "least"}}, "`callbacks.early_stopping.mode` must be 'min' or 'max', got 'least'."),
-    "accelerator": ({"hardware.accelerator": "tpu"}, "`hardware.accelerator` must be 'auto', 'cpu', 'gpu' or 'mps', got 'tpu'."),
+    "mode": (
+        {
+            "callbacks.early_stopping": {
+                "_target_": "leyden.callbacks.early_stopping.EarlyStopping",
+                "monitor": "val/loss",
+                "mode": "least",
+            }
+        },
+        "`callbacks.early_stopping.mode` must be 'min' or 'max', got 'least'.",
+    ),
+    "accelerator": (
+        {"hardware.accelerator": "tpu"},
+        "`hardware.accelerator` must be 'auto', 'cpu', 'gpu' or 'mps', got 'tpu'.",
+    ),
     "strategy": ({"hardware.strategy": "fsdp"}, "`hardware.strategy` must be 'auto' or 'ddp', got 'fsdp'."),
-    "no devices": ({"hardware.devices": 0}, "`hardware.devices` must be 'auto' or greater than or equal to 1", "got 0."),
+    "no devices": (
+        {"hardware.devices": 0},
+        "`hardware.devices` must be 'auto' or greater than or equal to 1",
+        "got 0.",
+    ),
     "negative index": ({"hardware.devices": [0, -1]}, "`hardware.devices` must be", "got [0, -1]."),
-    "no clipping at 0": ({"engine.gradient_clip_norm": 0}, "`engine.gradient_clip_norm` must be greater than 0, got 0."),
+    "no clipping at 0": (
+        {"engine.gradient_clip_norm": 0},
+        "`engine.gradient_clip_norm` must be greater than 0, got 0.",
+    ),
     "text for a table": ({"data.reference": 3}, "`data.reference` must be a valid dictionary, got 3."),
     "no network": ({"model.net": None}, "`model.net` must be", "got None."),
     # rules between keys
@@ -134,7 +157,8 @@ ONE = {
     ),
     "block without a target": (
         {"callbacks.extra": {"monitor": "x"}},
-        "`callbacks.extra` builds nothing, since it has no `_target_`. Name a class: +callbacks.extra._target_=MODULE.CLASS.",
+        "`callbacks.extra` builds nothing, since it has no `_target_`. Name a class: "
+        "+callbacks.extra._target_=MODULE.CLASS.",
     ),
     "word in place of a block": ({"logger.tensorboard": "yes"}, "`logger.tensorboard` builds nothing"),
     "block in a mapping": (
@@ -147,6 +171,10 @@ ONE = {
         "`objective.metric` is 'val/rr2', which is never logged. Did you mean `val/r2`? Logged: train/loss, ",
         "test/mse",
     ),
+    "metric of a test that is off": (
+        {"objective.metric": "test/r2", "test": False},
+        "`objective.metric` is 'test/r2', but `test` is false, so it is never known. Set test=true.",
+    ),
     "objective mode": ({"objective.mode": "most"}, "`objective.mode` must be 'min' or 'max', got 'most'."),
     # interpolations and words for nothing
     "interpolation to nothing": (
@@ -155,8 +183,11 @@ ONE = {
         "data.batch_size",
     ),
     "unset environment variable": ({"paths.data": "${oc.env:LEYDEN_UNSET}"}, "cannot be resolved", "LEYDEN_UNSET"),
-    "the text None": ({"data.reference": "None"}, "`data.reference` is the text 'None'. Write data.reference=null for no value."),
-}  # fmt: skip
+    "the text None": (
+        {"data.reference": "None"},
+        "`data.reference` is the text 'None'. Write data.reference=null for no value.",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", ONE)
@@ -279,7 +310,7 @@ def test_closest() -> None:
 def test_locate() -> None:
     assert locate("leyden.errors.ConfigError") is ConfigError
     for path in ("", ".", "leyden..config", "leyden.config.", "nowhere"):
-        with pytest.raises(ConfigError, match="there is nothing to build at|is not a class"):
+        with pytest.raises(ConfigError, match=r"there is nothing to build at|is not a class"):
             locate(path)
 
 

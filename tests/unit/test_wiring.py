@@ -103,7 +103,7 @@ def test_settings_of_a_replaced_network_go(caplog: pytest.LogCaptureFixture) -> 
     OmegaConf.set_struct(cfg, True)
     with caplog.at_level(logging.INFO):
         drop_replaced_keys(cfg, ["model.net._target_=torch.nn.Linear", "seed=1"])
-    assert set(cfg.model.net) == {"_target_", "num_targets", "bias", "in_features"} - {"num_targets"}
+    assert set(cfg.model.net) == {"_target_", "bias", "in_features"}
     assert "model.net is now torch.nn.Linear; dropped the settings of the one before: " in caplog.text
     assert "num_features" in caplog.text
     assert "hidden_dim" in caplog.text
@@ -186,6 +186,9 @@ def test_error_of_a_constructor_comes_out_as_it_is() -> None:
         "in_channels": 1,
         "image_size": 9,
         "patch_size": 2,
+        "embed_dim": 8,
+        "depth": 1,
+        "num_heads": 2,
     }
     with pytest.raises(ConfigError, match="patch_size"):
         build_task(cfg, FACTS)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping as LightningEarlyStopping
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +33,15 @@ class EarlyStopping(LightningEarlyStopping):
         super().__init__(monitor=monitor, mode=mode, patience=patience, min_delta=min_delta, strict=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.stopped_epoch:
+        if self.stopping_reason_message is None:  # not stopped_epoch, which is 0 for the first epoch as well
+            return
+        epoch = self.stopped_epoch + 1
+        if self.stopping_reason is EarlyStoppingReason.NON_FINITE_METRIC:
+            log.warning("Stopped early after epoch %d: %s is not finite.", epoch, self.monitor)
+        else:
             log.info(
                 "Stopped early after epoch %d: %s did not improve on %.6g for %d validations.",
-                self.stopped_epoch + 1,
+                epoch,
                 self.monitor,
                 float(self.best_score),
                 self.patience,

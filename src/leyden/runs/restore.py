@@ -63,7 +63,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         content = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as err:
-        raise DataError(f"{path.absolute()} does not load as a checkpoint: {str(err).splitlines()[0]}") from err
+        reason = str(err).splitlines()[0] if str(err) else type(err).__name__
+        raise DataError(f"{path.absolute()} does not load as a checkpoint: {reason}") from err
     if "leyden" not in content:
         raise DataError(f"{path.absolute()} was not written by Leyden: it has no config.")
     data_state = next((v for v in content.values() if isinstance(v, dict) and {"facts", "fitted"} <= set(v)), {})

@@ -238,7 +238,7 @@ def holds_config(value: object) -> bool:
     [
         ("experiment=regression",),
         ("experiment=vision_fashion_mnist_mlp", "data=digits", "model.net.hidden_dims=[8]"),
-        ("experiment=nlp", "model=nlp_cnn", "model.net.channels=8"),
+        ("experiment=regression", "data=languages", "model=nlp_cnn", "model.net.channels=8"),
     ],
 )
 def test_cfg_08_objects_and_checkpoints_hold_plain_containers(train: Callable, arguments: tuple[str, ...]) -> None:

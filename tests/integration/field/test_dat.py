@@ -24,6 +24,7 @@ from field_data import (
     write_table,
 )
 
+from leyden.errors import DataError
 from leyden.runs.evaluate import evaluate_run
 from leyden.runs.predict import predict_file
 from leyden.runs.restore import load_checkpoint, restore
@@ -337,6 +338,29 @@ def test_dat_08_pictures_predict_without_the_training_data(train: Callable, work
     assert alone["probability"][0] == pytest.approx(predicted["probability"][3], abs=1e-6)
 
 
+def test_dat_08_evaluation_after_the_training_rows_changed_is_refused(train: Callable, workplace: Path) -> None:
+    rows = table_rows(60)
+    write_csv("table.csv", HEADER, rows[:45])
+    write_csv("test.csv", HEADER, rows[45:])
+    texts = text_rows(60)
+    write_csv("texts.csv", ("text", "label"), texts[:45])
+    write_csv("test_texts.csv", ("text", "label"), texts[45:])
+    table = train(*SMALL, *TABLE, "data.test_path=test.csv")
+    text = train(*SMALL, *TEXTS, "data.test_path=test_texts.csv")
+    # Other test rows are fine: nothing is fitted on them
+    write_csv("test.csv", HEADER, rows[50:])
+    assert evaluate_run(table.folder).keys() == {"test/loss", "test/mse", "test/mae", "test/r2"}
+    # Fitted again, the scale and the numbers of the characters would be others than the network learned with
+    write_csv("table.csv", HEADER, [[10 * a, b, y] for a, b, y in rows[:45]])
+    with pytest.raises(DataError, match=r"The training rows of TableData \(table.csv\) are not .* means, stds changed"):
+        evaluate_run(table.folder)
+    write_csv(
+        "texts.csv", ("text", "label"), [[f"{row} {text}", label] for row, (text, label) in enumerate(texts[:45])]
+    )
+    with pytest.raises(DataError, match="characters changed"):
+        evaluate_run(text.folder)
+
+
 # ---- DAT-09: labels outside the classes ------------------------------------------------------------------------
 
 
@@ -396,8 +420,8 @@ def summarise(content: bytes) -> list[float]:
             weights = torch.arange(len(batch["index"]))
             sums.append(float((batch["index"] * weights).sum()))
             sums.append(float(ready[task.input_key].double().sum()))
-    sums.append(float(task.compute_loss(ready)[0]))
-    return sums
+    with torch.no_grad():
+        return [*sums, float(task.compute_loss(ready)[0])]
 
 
 AUGMENTED = (
@@ -419,8 +443,8 @@ AUGMENTED = (
 )
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_dat_10_data_and_tasks_work_in_another_process(train: Callable, workplace: Path, method: str) -> None:
+def test_dat_10_data_and_tasks_work_in_another_process(train: Callable, workplace: Path) -> None:
+    # There are no worker processes by design, but whatever a user sends to one must arrive
     contents = []
     recipes = (("experiment=regression",), AUGMENTED, ("experiment=nlp", "model.net.num_buckets=512"))
     for arguments in recipes:
@@ -431,7 +455,7 @@ def test_dat_10_data_and_tasks_work_in_another_process(train: Callable, workplac
         data.splits["train"] = {name: tensor[:150] for name, tensor in data.splits["train"].items()}
         data.splits["train"]["index"] = torch.arange(150)
         contents.append(pickle.dumps((data, task, data.train_dataloader())))
-    with multiprocessing.get_context(method).Pool(1) as pool:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
         found = pool.map(summarise, contents)
     assert found == [summarise(content) for content in contents]
 
@@ -478,7 +502,6 @@ def test_dat_11_augmentation_differs_by_batch_and_epoch_and_repeats_by_seed(
     # Sanity steps and further validation draw nothing
     assert draws("trainer.num_sanity_val_steps=2") == (first, metrics)
     assert draws("seed=1")[0] != first
-    assert all(abs(a - b) > 0 for a, b in zip(first[0], first[1], strict=False))
 
 
 # ---- DAT-12: shared memory, and rare classes --------------------------------------------------------------------
@@ -490,7 +513,7 @@ def test_dat_12_rare_class_shows_beside_accuracy(train: Callable, workplace: Pat
 
     write_csv("texts.csv", ("text", "label"), rows(200, "train"))
     write_csv("test.csv", ("text", "label"), rows(100, "test"))
-    result = train(*SMALL, *TEXTS, "data.test_path=test.csv", "data.batch_size=128", "optim.lr=1e-4")
+    result = train(*SMALL, *TEXTS, "data.test_path=test.csv", "trainer.max_epochs=2")
     assert result.exit_code == 0, result.output
     # Always 'usual': right for 99 of 100; F1 of 'usual' is 2 x 99 / (2 x 99 + 1), of 'rare' 0
     assert result.metrics["test/accuracy"] == pytest.approx(0.99, abs=1e-6)

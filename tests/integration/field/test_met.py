@@ -187,7 +187,6 @@ def scalar_points(folder: Path) -> dict[str, list[tuple[int, float]]]:
             "experiment=vision_fashion_mnist_mlp",
             "data=digits",
             "model.net.hidden_dims=[8]",
-            "trainer.limit_train_batches=3",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Batches from memory: which rows, in which order, on which rank."""
 
+import itertools
 import pickle
 
 import pytest
@@ -53,7 +54,7 @@ def test_ranks_share_every_global_batch(world_size: int, shuffle: bool) -> None:
     parts = [TensorLoader(numbered(25), 8, shuffle, 1, rank, world_size) for rank in range(world_size)]
     # 25 = 3 * 8 + 1: the last batch has fewer samples than ranks, so training leaves it out and evaluation does not.
     expected = rows(whole)[: 3 if shuffle else 4]
-    merged = [sum(batches, []) for batches in zip(*map(rows, parts), strict=True)]
+    merged = [list(itertools.chain(*batches)) for batches in zip(*map(rows, parts), strict=True)]
     assert merged == expected
 
 
@@ -98,5 +99,5 @@ def test_pickles() -> None:
 
 
 def test_tensors_of_different_length_are_a_fault_of_the_datamodule() -> None:
-    with pytest.raises(AssertionError, match="differ in length.*'a': 2.*'b': 3"):
+    with pytest.raises(AssertionError, match=r"differ in length.*'a': 2.*'b': 3"):
         TensorLoader({"a": torch.zeros(2), "b": torch.zeros(3)}, 1, False, 0)

@@ -1,5 +1,6 @@
 """Splits: every row in one of them, equal rows in the same, the same for every run."""
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -22,7 +23,7 @@ from leyden.data.splits import split_problems, split_rows
 def test_sizes(num_rows: int, val_frac: float, test_frac: float, sizes: tuple[int, int, int]) -> None:
     splits = split_rows(range(num_rows), val_frac, test_frac, seed=0)
     assert tuple(len(splits[name]) for name in ("train", "val", "test")) == sizes
-    assert sorted(sum(splits.values(), [])) == list(range(num_rows))
+    assert sorted(itertools.chain(*splits.values())) == list(range(num_rows))
 
 
 def test_rows_are_ascending_and_mixed() -> None:

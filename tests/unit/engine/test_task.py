@@ -18,10 +18,10 @@ from torchmetrics import MeanSquaredError, MetricCollection
 
 from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch
+from leyden.engine.rng import seed_step
 from leyden.engine.schedule import Constant, Cosine, Schedule
 from leyden.engine.task import Task
 from leyden.errors import TrainingError
-
 
 pytestmark = [
     # Lightning 2.6 with torch 2.12 and later
@@ -224,6 +224,30 @@ def test_dropout_depends_on_seed_and_step_and_not_on_validation() -> None:
     assert weights(seed=1) != first
 
 
+class Drawing(nn.Linear):
+    """Notes a number from torch's global generator in each training step."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.drawn: list[float] = []
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training:
+            self.drawn.append(float(torch.rand(1)))
+        return super().forward(input)
+
+
+def test_every_batch_has_random_numbers_of_its_own() -> None:
+    net = Drawing()
+    fit(build(net=net, seed=7))
+    expected = []
+    for position in range(6):
+        seed_step(7, position)
+        expected.append(float(torch.rand(1)))
+    assert net.drawn == expected
+    assert len(set(expected)) == 6
+
+
 class Poison(Points):
     """Row 0 of a split has a target that is not finite."""
 
@@ -264,9 +288,9 @@ def test_diverging_training_names_the_last_finite_loss() -> None:
 def test_metric_that_is_not_finite_does_not_stop_training() -> None:
     """R2 of one row is not a number, for one; the end of the run says so."""
     task = build()
-    task._check_finite({"val/r2": math.nan, "val/loss": 1.0})
-    with pytest.raises(TrainingError, match="`val/loss` is nan at step"):
-        fit(task)
+    fit(task)
+    assert task._check_finite({"val/r2": math.nan, "val/loss": 1.0}) is None  # type: ignore[func-returns-value]
+    with pytest.raises(TrainingError, match="`val/loss` is nan at step 6"):
         task._check_finite({"val/loss": math.nan})
 
 

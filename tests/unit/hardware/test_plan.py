@@ -11,6 +11,7 @@ from leyden.hardware.probe import Hardware, probe_hardware
 CPU = Hardware(gpus=(), mps=False, cpu="Xeon", num_cores=4)
 ONE_CORE = Hardware(gpus=(), mps=False, cpu="Atom", num_cores=1)
 MAC = Hardware(gpus=(), mps=True, cpu="Apple M3", num_cores=8)
+BOTH = Hardware(gpus=("T4",), mps=True, cpu="Xeon", num_cores=2)
 ONE_GPU = Hardware(gpus=("NVIDIA H200",), mps=False, cpu="Xeon", num_cores=16)
 FOUR_GPUS = Hardware(gpus=("A100", "A100", "T4", "T4"), mps=False, cpu="Xeon", num_cores=16)
 
@@ -43,6 +44,7 @@ def plan(hardware: Hardware, **changes: Any) -> HardwarePlan:
         (MAC, {}, "mps", 1, "Apple GPU (mps) (no CUDA device here)"),
         (MAC, {"accelerator": "mps"}, "mps", 1, "Apple GPU (mps) (asked for)"),
         (MAC, {"accelerator": "cpu"}, "cpu", 1, "CPU Apple M3 (8 cores) (asked for)"),
+        (BOTH, {}, "cuda", 1, "GPU 0 T4 (the first CUDA device found)"),
         (ONE_GPU, {}, "cuda", 1, "GPU 0 NVIDIA H200 (the first CUDA device found)"),
         (ONE_GPU, {"accelerator": "gpu"}, "cuda", 1, "GPU 0 NVIDIA H200 (asked for)"),
         (ONE_GPU, {"accelerator": "cpu"}, "cpu", 1, "CPU Xeon (16 cores) (asked for)"),
@@ -112,8 +114,8 @@ def test_choice_and_reason(
         (
             FOUR_GPUS,
             {"devices": 2},
-            "`hardware.devices` asks for 2 devices, but hardware.strategy=auto is one process. Use hardware=ddp to train "
-            "on several devices.",
+            "`hardware.devices` asks for 2 devices, but hardware.strategy=auto is one process. Use hardware=ddp to "
+            "train on several devices.",
         ),
         (FOUR_GPUS, {"devices": [0, 1, 2]}, "`hardware.devices` asks for 3 devices, but hardware.strategy=auto is one"),
         (
@@ -135,7 +137,8 @@ def test_choice_and_reason(
         (
             ONE_GPU,
             {"strategy": "ddp"},
-            "`hardware.strategy` ddp needs at least 2 devices, but there is 1 gpu here. Use hardware=auto for one device.",
+            "`hardware.strategy` ddp needs at least 2 devices, but there is 1 gpu here. Use hardware=auto for one "
+            "device.",
         ),
         (ONE_CORE, {"strategy": "ddp"}, "`hardware.strategy` ddp needs at least 2 devices, but there is 1 cpu here."),
         (
@@ -161,5 +164,4 @@ def test_this_machine_is_probed_when_no_hardware_is_given() -> None:
 
 
 def test_description_names_everything() -> None:
-    both = Hardware(gpus=("T4",), mps=True, cpu="Xeon", num_cores=2)
-    assert both.describe() == "GPU 0 T4, Apple GPU (mps), CPU Xeon (2 cores)"
+    assert BOTH.describe() == "GPU 0 T4, Apple GPU (mps), CPU Xeon (2 cores)"

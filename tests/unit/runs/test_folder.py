@@ -85,7 +85,7 @@ def test_hash_is_that_of_the_content_and_not_of_the_order() -> None:
     assert hash_config(CONFIG) != hash_config(CONFIG | {"seed": 1})
     assert hash_config(CONFIG) != hash_config(CONFIG | {"optim": {"lr": 0.1, "betas": [0.999, 0.9]}})
     # `printf %s '{"seed": 0}' | sha256sum`, its first 16 digits
-    assert hash_config({"seed": 0}) == "cb9e39b62bd0a0d2"
+    assert hash_config({"seed": 0}) == "de7d7744ccd7722e"
 
 
 def test_record_follows_a_run(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_code_outside_a_repository_has_no_commit(tmp_path: Path, monkeypatch: py
     code = describe_code()
     assert (code["commit"], code["dirty"]) == (None, None)
     assert code["versions"]["leyden"] == leyden.__version__
-    assert code["versions"]["torch"] == torch.__version__.split("+")[0] or torch.__version__
+    assert code["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert code["versions"]["lightning"] == lightning.__version__
     assert code["versions"]["python"] == platform.python_version()
 

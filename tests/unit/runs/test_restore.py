@@ -18,8 +18,8 @@ CONFIG: dict[str, Any] = {
     "data": {"_target_": "leyden.regression.data.LineData", "batch_size": 3},
     "model": {
         "_target_": "leyden.regression.task.RegressionTask",
-        "target_mean": [4.0],
-        "target_std": [2.0],
+        "target_mean": None,
+        "target_std": None,
         "net": {"_target_": "leyden.regression.nets.Linear", "num_features": 1, "num_targets": 1},
     },
     "optim": {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.1},
@@ -43,7 +43,9 @@ def build() -> tuple[RegressionTask, LineData]:
     torch.manual_seed(1)
     data = LineData(batch_size=3)
     data.setup()
-    task = RegressionTask(Linear(1, 1), partial(torch.optim.SGD, lr=0.1), Constant(), [4.0], [2.0])
+    task = RegressionTask(
+        Linear(1, 1), partial(torch.optim.SGD, lr=0.1), Constant(), data.facts["target_mean"], data.facts["target_std"]
+    )
     task.setup()
     return task, data
 
@@ -168,8 +170,8 @@ def test_anything_but_parts_of_a_model_is_refused(target: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_targets({"a": [{"b": {"_target_": target}}]}, "model")
     assert str(caught.value) == (
-        f"`model.a[0].b._target_` of this checkpoint is '{target}', which is neither a network, a datamodule, a schedule "
-        "nor an optimiser, so it is not called. Rebuild the run from its source instead."
+        f"`model.a[0].b._target_` of this checkpoint is '{target}', which is neither a network, a datamodule, a "
+        "schedule nor an optimiser, so it is not called. Rebuild the run from its source instead."
     )
 
 
@@ -243,7 +245,7 @@ def test_block_among_the_facts_is_not_called(victim: tuple[Path, dict[str, Any]]
     path, block = victim
     facts = {"target_mean": block, "target_std": [2.0], "num_features": 1, "num_targets": 1}
     with pytest.raises(ConfigError, match=r"`facts\.target_mean\._target_` of this checkpoint is"):
-        restored(changed(model={"target_mean": None}), facts)
+        restored(CONFIG, facts)
     assert not path.exists()
 
 

@@ -74,7 +74,7 @@ def test_probes_are_predicted_by_name() -> None:
 
 
 def cells(text: str) -> list[list[str]]:
-    rows = [line.strip("┃│ ").replace("┃", "│").split("│") for line in text.splitlines() if line[:1] in "┃│"]
+    rows = [line[1:-1].replace("┃", "│").split("│") for line in text.splitlines() if line[:1] in "┃│"]
     return [[cell.strip() for cell in row] for row in rows]
 
 

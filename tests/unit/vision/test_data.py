@@ -244,7 +244,7 @@ def test_failed_download_says_how_to_get_the_files(tmp_path: Path, monkeypatch: 
 
 def test_validation_larger_than_the_file(tmp_path: Path) -> None:
     write_mnist(tmp_path)
-    with pytest.raises(DataError, match="`data.val_size` is 30, but MNIST has 30 training rows"):
+    with pytest.raises(DataError, match=r"`data\.val_size` is 30, but MNIST has 30 training rows"):
         TorchvisionData("MNIST", str(tmp_path), val_size=30).setup()
 
 
@@ -306,7 +306,7 @@ def test_damaged_picture_stops_or_is_left_out(tmp_path: Path) -> None:
 def test_inputs_that_are_not_there(tmp_path: Path) -> None:
     data = Digits()
     data.setup()
-    with pytest.raises(DataError, match="There is no picture or folder .*nope"):
+    with pytest.raises(DataError, match=r"There is no picture or folder .*nope"):
         data.read_inputs(tmp_path / "nope")
     with pytest.raises(DataError, match=r"There are no pictures in .*kinds: .*\.png"):
         data.read_inputs(tmp_path)
