@@ -217,7 +217,7 @@ def build_trainer(
     run_dir: Path,
     callbacks: list[Callback],
     loggers: list[Logger],
-    owns_step: bool,
+    owns_step: bool = True,
 ) -> Trainer:
     """Builds Lightning's Trainer from the sections `trainer`, `engine` and the hardware plan."""
     engine = cfg.engine

@@ -15,16 +15,47 @@ CONF = ROOT / "conf"
 FILES = sorted(CONF.rglob("*.yaml"))
 
 # Scripts and people rely on these; taking one away is a breaking change and belongs in the CHANGELOG.
-GOLDEN = """
-callbacks.checkpoint.mode callbacks.checkpoint.monitor callbacks.early_stopping callbacks.progress
-data.batch_size data.seed data.split_seed data.test_frac data.val_frac
-engine.accumulate_batches engine.deterministic engine.gradient_clip_norm engine.precision
-hardware.accelerator hardware.devices hardware.num_threads hardware.strategy
-logger.tensorboard model.net.dropout model.net.hidden_dim name
-objective.metric objective.mode optim.lr optim.weight_decay paths.data paths.outputs
-schedule.warmup_frac schedule.warmup_steps seed test
-trainer.limit_train_batches trainer.limit_val_batches trainer.log_every_n_steps trainer.max_epochs trainer.max_steps
-""".split()
+GOLDEN = [
+    "callbacks.checkpoint.mode",
+    "callbacks.checkpoint.monitor",
+    "callbacks.early_stopping",
+    "callbacks.progress",
+    "data.batch_size",
+    "data.seed",
+    "data.split_seed",
+    "data.test_frac",
+    "data.val_frac",
+    "engine.accumulate_batches",
+    "engine.deterministic",
+    "engine.gradient_clip_norm",
+    "engine.gradient_clip_value",
+    "engine.micro_batch_size",
+    "engine.precision",
+    "engine.steps_per_execution",
+    "hardware.accelerator",
+    "hardware.devices",
+    "hardware.num_threads",
+    "hardware.strategy",
+    "logger.tensorboard",
+    "model.net.dropout",
+    "model.net.hidden_dim",
+    "name",
+    "objective.metric",
+    "objective.mode",
+    "optim.lr",
+    "optim.weight_decay",
+    "paths.data",
+    "paths.outputs",
+    "schedule.warmup_frac",
+    "schedule.warmup_steps",
+    "seed",
+    "test",
+    "trainer.limit_train_batches",
+    "trainer.limit_val_batches",
+    "trainer.log_every_n_steps",
+    "trainer.max_epochs",
+    "trainer.max_steps",
+]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONF)))

@@ -63,6 +63,9 @@ def config(**changes: Any) -> DictConfig:
             "engine": {
                 "precision": "32-true",
                 "accumulate_batches": 2,
+                "micro_batch_size": None,
+                "steps_per_execution": "auto",
+                "gradient_clip_value": None,
                 "gradient_clip_norm": 1.5,
                 "deterministic": True,
             },
@@ -324,8 +327,10 @@ def test_trainer_is_that_of_the_sections(tmp_path: Path) -> None:
     callbacks = build_callbacks(cfg, {}, has_val=True)
     trainer = build_trainer(cfg, PLAN, tmp_path, callbacks, build_loggers(cfg, tmp_path))
     assert trainer.max_epochs == 4
-    assert trainer.accumulate_grad_batches == 2
-    assert trainer.gradient_clip_val == 1.5
+    # A task of Leyden accumulates and clips by itself; a plain LightningModule leaves it to the trainer.
+    assert (trainer.accumulate_grad_batches, trainer.gradient_clip_val) == (1, None)
+    plain = build_trainer(cfg, PLAN, tmp_path, callbacks, build_loggers(cfg, tmp_path), owns_step=False)
+    assert (plain.accumulate_grad_batches, plain.gradient_clip_val) == (2, 1.5)
     assert trainer.precision == "32-true"
     assert trainer.default_root_dir == str(tmp_path)
     assert trainer.num_devices == 1

@@ -53,7 +53,7 @@ class Progress(ProgressBar):
             refresh_per_second=4,
         )
         self._bar.start()
-        self._task_id = self._bar.add_task("epoch 1", total=_total_steps(trainer), numbers="")
+        self._task_id = self._bar.add_task("epoch 1", total=_total_steps(trainer, pl_module), numbers="")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # The numbers of an epoch are complete only after all callbacks have seen its end.
@@ -118,10 +118,9 @@ class Progress(ProgressBar):
         return "  ".join([*(f"{name} {value:.4g}" for name, value in shown), f"{rate:,.0f} samples/s"])
 
 
-def _total_steps(trainer: Trainer) -> float | None:
+def _total_steps(trainer: Trainer, pl_module: LightningModule) -> float | None:
     """Optimiser steps of the whole run, or None where that is not known."""
-    module = trainer.lightning_module
-    count_steps = getattr(module, "count_steps", None)
+    count_steps = getattr(pl_module, "count_steps", None)
     if callable(count_steps):
         return float(count_steps())
     total = trainer.estimated_stepping_batches

@@ -29,13 +29,13 @@ class Engine:
         deterministic: whether to use only algorithms that give the same bits in each run.
     """
 
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
-    accumulate_batches: Annotated[int, Ge(1)] = 1
-    micro_batch_size: Annotated[int, Ge(1)] | None = None
-    steps_per_execution: Annotated[int, Ge(1)] | Literal["auto"] = "auto"
-    gradient_clip_norm: Annotated[float, Gt(0)] | None = None
-    gradient_clip_value: Annotated[float, Gt(0)] | None = None
-    deterministic: bool = True
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
+    accumulate_batches: Annotated[int, Ge(1)]
+    micro_batch_size: Annotated[int, Ge(1)] | None
+    steps_per_execution: Annotated[int, Ge(1)] | Literal["auto"]
+    gradient_clip_norm: Annotated[float, Gt(0)] | None
+    gradient_clip_value: Annotated[float, Gt(0)] | None
+    deterministic: bool
 
     def choose_steps_per_call(self, step_time_s: float, log_every: int, validate_every: int | None) -> int:
         """Optimiser steps of one call of the training loop.
@@ -54,3 +54,15 @@ class Engine:
             wanted = min(MAX_STEPS_PER_CALL, max(1, int(TARGET_CALL_S / max(step_time_s, 1e-9))))
         interval = math.gcd(log_every, validate_every or log_every)
         return max(steps for steps in range(1, min(wanted, interval) + 1) if interval % steps == 0)
+
+
+# For a task that is used without a config.
+PLAIN_STEP = Engine(
+    precision="32-true",
+    accumulate_batches=1,
+    micro_batch_size=None,
+    steps_per_execution=1,
+    gradient_clip_norm=None,
+    gradient_clip_value=None,
+    deterministic=False,
+)

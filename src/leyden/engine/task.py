@@ -20,7 +20,7 @@ from leyden.engine.calls import plan_calls
 from leyden.engine.optim import build_optimizer
 from leyden.engine.rng import seed_step
 from leyden.engine.schedule import Schedule
-from leyden.engine.settings import Engine
+from leyden.engine.settings import PLAIN_STEP
 from leyden.engine.step import Part, accumulate_gradient, batch_length, clip_gradient, split_step
 from leyden.errors import TrainingError
 
@@ -74,7 +74,7 @@ class Task(LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.engine = Engine()
+        self.engine = PLAIN_STEP
         self.net = net
         self.optim = optim
         self.schedule = schedule
@@ -225,10 +225,10 @@ class Task(LightningModule):
             self.metrics_of(phase).reset()
 
     def on_train_batch_end(self, outputs: Any, item: Batch | list[Batch], batch_idx: int) -> None:
-        """Reads and logs the loss since the last time, every `trainer.log_every_n_steps` steps of an epoch."""
+        """Reads and logs the loss since the last time: every `log_every_n_steps` steps of an epoch, and at its end."""
         trainer = self.trainer
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if self._steps_in_epoch(batch_idx) % every:
+        if self._steps_in_epoch(batch_idx) % every and batch_idx + 1 < trainer.num_training_batches:
             return
         loss = float(self._interval_loss.compute())
         self._interval_loss.reset()

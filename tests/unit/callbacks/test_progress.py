@@ -25,8 +25,8 @@ def trainer(max_epochs: int | None, **changes: Any) -> Any:
         "max_steps": -1,
         "current_epoch": 0,
         "world_size": 1,
-        "num_training_batches": 2,
-        "accumulate_grad_batches": 1,
+        "estimated_stepping_batches": float("inf") if max_epochs is None else 2 * max_epochs,
+        "global_step": 0,
         "is_global_zero": True,
     }
     return SimpleNamespace(**(settings | changes))
@@ -60,6 +60,7 @@ def train(callback: Progress, state: Any, num_epochs: int, clock: Clock) -> None
         callback.on_train_epoch_start(state, net)
         for index in range(2):
             clock.now += 2.0
+            state.global_step += 1
             callback.on_train_batch_end(state, net, None, BATCH, index)
         callback.on_validation_start(state, net)
         clock.now += 100.0
@@ -133,24 +134,25 @@ def test_bar_ends_with_the_run(end: str, clock: Clock) -> None:
     assert callback._bar is None
 
 
+class Counting(LightningModule):
+    def count_steps(self) -> int:
+        return 7
+
+
 @pytest.mark.parametrize(
-    ("changes", "total"),
-    [
-        ({"max_epochs": 3}, 6),  # 3 epochs of 2 batches
-        ({"max_epochs": 3, "max_steps": 5}, 5),
-        ({"max_epochs": 3, "max_steps": 5, "accumulate_grad_batches": 2}, 10),
-        ({"max_epochs": -1}, None),
-        ({"max_epochs": None}, None),
-        ({"max_epochs": 3, "num_training_batches": float("inf")}, None),
-    ],
+    ("max_epochs", "net", "total"),
+    [(3, Module(), 6), (None, Module(), None), (3, Counting(), 7)],  # 3 epochs of 2 steps; a task counts by itself
 )
-def test_total_of_the_bar(changes: dict[str, Any], total: int | None) -> None:
-    assert module._total_batches(trainer(**changes)) == total
+def test_total_of_the_bar(max_epochs: int | None, net: LightningModule, total: int | None) -> None:
+    assert module._total_steps(trainer(max_epochs), net) == total
 
 
-@pytest.mark.parametrize("batch", [BATCH, [BATCH["x"], None], (BATCH["x"],), BATCH["x"]])
+@pytest.mark.parametrize(
+    "batch",
+    [BATCH, [BATCH["x"], None], (BATCH["x"],), BATCH["x"], [{"x": torch.zeros(4, 2)}, {"x": torch.zeros(6, 2)}]],
+)
 def test_rows_of_any_kind_of_batch(batch: Any) -> None:
-    assert module._batch_length(batch) == 10
+    assert module._num_samples(batch) == 10
 
 
 def test_module_without_numbers(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:

@@ -145,9 +145,12 @@ def test_augmentation_depends_on_seed_step_and_rank_and_happens_in_training_only
     data.setup()
     batch = {"input": torch.zeros(4, 1), "label": torch.zeros(4, dtype=torch.int64)}
 
-    def augment(step: int = 0, rank: int = 0, training: bool = True, seed: int = 3) -> list[float]:
-        loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=step))
-        data.trainer = SimpleNamespace(training=training, global_rank=rank, fit_loop=loop)  # type: ignore[assignment]
+    def augment(step: int = 0, rank: int = 0, training: bool = True, seed: int = 3, epoch: int = 0) -> list[float]:
+        progress = SimpleNamespace(current=SimpleNamespace(ready=step))
+        loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
+        data.trainer = SimpleNamespace(  # type: ignore[assignment]
+            training=training, global_rank=rank, fit_loop=loop, current_epoch=epoch
+        )
         data.seed = seed
         return data.on_after_batch_transfer(batch, 0)["input"].flatten().tolist()
 
@@ -155,7 +158,10 @@ def test_augmentation_depends_on_seed_step_and_rank_and_happens_in_training_only
     torch.manual_seed(55)
     assert augment() == first
     assert augment(training=False) == [0.0] * 4
-    assert len({tuple(values) for values in (first, augment(step=1), augment(rank=1), augment(seed=4))}) == 4
+    assert (
+        len({tuple(values) for values in (first, augment(step=1), augment(rank=1), augment(seed=4), augment(epoch=1))})
+        == 5
+    )
     assert batch["input"].eq(0).all()
     data.trainer = None
     assert data.on_after_batch_transfer(batch, 0)["input"].eq(0).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torchmetrics import MeanSquaredError, MetricCollection
 from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch
 from leyden.engine.schedule import Cosine, Schedule
-from leyden.engine.settings import Engine
+from leyden.engine.settings import PLAIN_STEP, Engine
 from leyden.engine.step import batch_length, clip_gradient, split_step
 from leyden.engine.task import Task
 from leyden.runner import quiet_libraries
@@ -107,13 +108,15 @@ def write_by_hand(
 
 
 def largest_difference(first: nn.Module, second: nn.Module) -> float:
-    return max(float((a - b).detach().abs().max()) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    return max(
+        float((a - b).detach().abs().max()) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(("accumulate", "max_norm"), [(1, None), (1, 0.1), (3, None), (3, 0.1)])
 def test_steps_equal_plain_pytorch(tmp_path: Path, accumulate: int, max_norm: float | None) -> None:
     # 26 rows in batches of 4: seven batches, the last of two rows
-    engine = Engine(accumulate_batches=accumulate, gradient_clip_norm=max_norm, steps_per_execution=1)
+    engine = replace(PLAIN_STEP, accumulate_batches=accumulate, gradient_clip_norm=max_norm, steps_per_execution=1)
     task = fit(tmp_path, engine, batch_size=4, epochs=2)
     expected = write_by_hand(4, accumulate, max_norm, 2, Cosine(warmup_steps=1, final_frac=0.1))
     assert largest_difference(task.net, expected) < 1e-14
@@ -122,34 +125,34 @@ def test_steps_equal_plain_pytorch(tmp_path: Path, accumulate: int, max_norm: fl
 
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 10, 100])
 def test_micro_batches_change_nothing(tmp_path: Path, micro_batch_size: int) -> None:
-    whole = fit(tmp_path, Engine(), batch_size=10, epochs=2)
-    cut = fit(tmp_path, Engine(micro_batch_size=micro_batch_size), batch_size=10, epochs=2)
+    whole = fit(tmp_path, PLAIN_STEP, batch_size=10, epochs=2)
+    cut = fit(tmp_path, replace(PLAIN_STEP, micro_batch_size=micro_batch_size), batch_size=10, epochs=2)
     assert largest_difference(whole.net, cut.net) < 1e-14
 
 
 def test_accumulated_batches_equal_one_batch(tmp_path: Path) -> None:
     # 26 = 2 * 12 + 2 = 2 * (4 * 3) + 2: three steps either way, the last of two rows
-    once = fit(tmp_path, Engine(), batch_size=12, epochs=2)
-    parts = fit(tmp_path, Engine(accumulate_batches=3), batch_size=4, epochs=2)
+    once = fit(tmp_path, PLAIN_STEP, batch_size=12, epochs=2)
+    parts = fit(tmp_path, replace(PLAIN_STEP, accumulate_batches=3), batch_size=4, epochs=2)
     assert largest_difference(once.net, parts.net) < 1e-14
 
 
 @pytest.mark.parametrize("steps", [2, 5, 7, 32])
 def test_several_steps_per_call_change_nothing(tmp_path: Path, steps: int) -> None:
     options = {"log_every_n_steps": 100, "max_steps": 11}
-    single = fit(tmp_path, Engine(steps_per_execution=1), 4, epochs=3, net=build_net(0.5), **options)
-    several = fit(tmp_path, Engine(steps_per_execution=steps), 4, epochs=3, net=build_net(0.5), **options)
+    single = fit(tmp_path, replace(PLAIN_STEP, steps_per_execution=1), 4, epochs=3, net=build_net(0.5), **options)
+    several = fit(tmp_path, replace(PLAIN_STEP, steps_per_execution=steps), 4, epochs=3, net=build_net(0.5), **options)
     assert single.trainer.global_step == several.trainer.global_step == 11
     assert largest_difference(single.net, several.net) == 0
 
 
 def test_calls_end_where_something_is_logged_or_validated() -> None:
-    engine = Engine(steps_per_execution=16)
+    engine = replace(PLAIN_STEP, steps_per_execution=16)
     assert engine.choose_steps_per_call(0.0, log_every=20, validate_every=None) == 10
     assert engine.choose_steps_per_call(0.0, log_every=50, validate_every=None) == 10
     assert engine.choose_steps_per_call(0.0, log_every=20, validate_every=8) == 4
     assert engine.choose_steps_per_call(0.0, log_every=7, validate_every=None) == 7
-    auto = Engine(steps_per_execution="auto")
+    auto = replace(PLAIN_STEP, steps_per_execution="auto")
     # 50 ms a call: five steps of 10 ms, one of 100 ms
     assert auto.choose_steps_per_call(0.01, log_every=100, validate_every=None) == 5
     assert auto.choose_steps_per_call(0.1, log_every=100, validate_every=None) == 1
