@@ -79,7 +79,7 @@ def outputs_folder(*, _root_: DictConfig) -> str:
     """
     given = {key: value for key, _, value in (argument.partition("=") for argument in sys.argv[1:])}
     swept = "," in given.get("experiment", "")
-    experiment = "several" if swept else _root_.hydra.runtime.choices.get("experiment")
+    experiment = "several" if swept else given.get("name") or _root_.hydra.runtime.choices.get("experiment")
     outputs = OmegaConf.select(_root_, "paths.outputs") or given.get("paths.outputs", "outputs")
     return f"{outputs}/{experiment}"
 

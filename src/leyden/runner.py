@@ -213,7 +213,7 @@ def check_trained(task: torch.nn.Module, num_steps: int, results: dict[str, floa
 
 
 def log_overrides(cfg: DictConfig, overrides: list[str]) -> None:
-    """Shows the values that the command line's overrides came to (010 is 8, for one)."""
+    """Shows the values that the command line's overrides came to."""
     keys = [override.lstrip("+").split("=", 1)[0] for override in overrides if "=" in override]
     values = ((key, OmegaConf.select(cfg, key)) for key in keys if "/" not in key and "@" not in key)
     # A group's choice (optim=sgd) is a whole section, or none

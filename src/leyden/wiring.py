@@ -48,31 +48,48 @@ class Assembly:
 
 
 def drop_replaced_keys(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Drops keys that belonged to a block's earlier `_target_`, where the command line names another one.
+    """Drops settings of what the command line replaces by something else.
 
-    `model.net._target_=torchvision.models.resnet18` replaces the class but leaves the old network's arguments in
-    the config. Those not given on the command line and not named by the new target's signature go.
+    `model.net._target_=torchvision.models.resnet18` leaves the old network's arguments in the config, and
+    `experiment=vision model=vision_vit` those that the experiment sets for its own network. Where the new class does
+    not name them and the command line did not give them, they go, and the log says so.
     """
     given = {override.lstrip("+~").split("=", 1)[0] for override in overrides}
     for key in sorted(key for key in given if key.endswith("._target_")):
-        block_key = key.removesuffix("._target_")
-        block = OmegaConf.select(cfg, block_key)
-        named, _ = parameters(locate(block._target_))
-        stale = [
-            str(name)
-            for name in block
-            if not str(name).startswith("_") and name not in named and f"{block_key}.{name}" not in given
-        ]
-        for name in stale:
-            OmegaConf.set_struct(block, False)
-            del block[name]
-        if stale:
-            log.info(
-                "%s is now %s; dropped the settings of the one before: %s",
-                block_key,
-                block._target_,
-                ", ".join(stale),
-            )
+        _drop_foreign_keys(cfg, key.removesuffix("._target_"), given)
+    for group, blocks in REPLACEABLE.items():
+        if group in given:
+            for block_key in blocks:
+                _drop_foreign_keys(cfg, block_key, given, keep_if_any=True)
+
+
+# Groups that an experiment sets values for, and the blocks that such values go to.
+REPLACEABLE = {
+    "data": ("data",),
+    "model": ("model", "model.net"),
+    "optim": ("optim",),
+    "schedule": ("schedule",),
+}
+
+
+def _drop_foreign_keys(cfg: DictConfig, block_key: str, given: set[str], keep_if_any: bool = False) -> None:
+    """Drops a block's keys that its target does not name; with `keep_if_any` none of a target that takes any."""
+    block = OmegaConf.select(cfg, block_key)
+    if not isinstance(block, DictConfig) or "_target_" not in block:
+        return
+    named, takes_any = parameters(locate(block._target_))
+    if takes_any and keep_if_any:
+        return
+    stale = [
+        str(name)
+        for name in block
+        if not str(name).startswith("_") and name not in named and f"{block_key}.{name}" not in given
+    ]
+    OmegaConf.set_struct(block, False)
+    for name in stale:
+        del block[name]
+    if stale:
+        log.info("%s is now %s; dropped what was set for another: %s", block_key, block._target_, ", ".join(stale))
 
 
 def build_data(cfg: DictConfig) -> LightningDataModule:

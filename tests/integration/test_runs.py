@@ -219,3 +219,36 @@ def test_data_parallel_on_two_processes(workplace: Path) -> None:
     single = json.loads((other / "metrics.json").read_text(encoding="utf-8"))
     # The last batch of an epoch has 31 rows, 15 and 16 of them per process, which weigh alike: hence not closer.
     assert parallel["test/r2"] == pytest.approx(single["test/r2"], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("experiment=vision", "model=vision_mlp"),
+        ("experiment=vision", "model=vision_vit", "optim=muon"),
+        ("experiment=nlp", "model=nlp_cnn", "optim=sgd", "schedule=constant"),
+        ("experiment=regression_diabetes", "model=regression_linear"),
+        ("experiment=vision_vit", "model=vision_cnn", "schedule=one_cycle"),
+    ],
+    ids=" ".join,
+)
+def test_other_options_of_groups_than_the_experiment_has(train: Callable, arguments: tuple[str, ...]) -> None:
+    result = train(*arguments, "debug=fast")
+    assert result.exit_code == 0, result.output
+
+
+def test_what_the_command_line_sets_is_never_dropped(train: Callable) -> None:
+    result = train("experiment=vision", "model=vision_mlp", "+model.net.widths=[8]", "debug=fast")
+    assert result.exit_code == 1
+    assert "There is no key `model.net.widths`" in result.output
+
+
+def test_run_without_callbacks(train: Callable) -> None:
+    result = train("experiment=regression", *SHORT, "callbacks=null")
+    assert result.exit_code == 0, result.output
+    assert "no checkpoint was kept, so the final weights are tested" in result.output
+
+
+def test_folder_has_the_name_of_the_run(train: Callable) -> None:
+    result = train("experiment=regression", "name=mine", "debug=fast")
+    assert result.folder.parent.name == "mine"

@@ -107,7 +107,7 @@ def test_settings_of_a_replaced_network_go(caplog: pytest.LogCaptureFixture) -> 
     with caplog.at_level(logging.INFO):
         drop_replaced_keys(cfg, ["model.net._target_=torch.nn.Linear", "seed=1"])
     assert set(cfg.model.net) == {"_target_", "bias", "in_features"}
-    assert "model.net is now torch.nn.Linear; dropped the settings of the one before: " in caplog.text
+    assert "model.net is now torch.nn.Linear; dropped what was set for another: " in caplog.text
     assert "num_features" in caplog.text
     assert "hidden_dim" in caplog.text
 
