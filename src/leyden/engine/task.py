@@ -35,9 +35,9 @@ class MeanLoss(MeanMetric):
         super().__init__(nan_strategy="disable")
 
     def update(self, value: float | Tensor, weight: Any = 1) -> None:
-        """Adds the mean loss `value`, a scalar, of `weight` rows."""
-        self.mean_value += value * weight
-        self.weight += weight
+        """Adds the mean loss `value` of `weight` rows; several of them as tensors of one shape."""
+        self.mean_value += (torch.as_tensor(value) * weight).sum()
+        self.weight += torch.as_tensor(weight).sum()
 
 
 class Task(LightningModule):
@@ -85,6 +85,7 @@ class Task(LightningModule):
         self.latest: dict[str, float] = {}
         self._interval_loss = MeanLoss()
         self._num_steps = 1
+        self._seen: list[tuple[Tensor, int, Tensor, Tensor]] = []
         self._grad_norm: Tensor | None = None
         self._last_finite: tuple[int, float] | None = None
 
@@ -136,8 +137,9 @@ class Task(LightningModule):
         per_step = self.engine.accumulate_batches
         for start in range(0, len(batches), per_step):
             if self.trainer.global_step == self.trainer.max_steps:
-                return
+                break
             self._optimise(batches[start : start + per_step], lengths[start : start + per_step])
+        self._count_parts()
 
     def _global_lengths(self, batches: list[Batch], item: int) -> list[int]:
         loader = self.trainer.train_dataloader
@@ -165,11 +167,19 @@ class Task(LightningModule):
         self._lightning_optimizer.step()
 
     def _part_loss(self, part: Part, step: int) -> Tensor:
-        seed_step(self.seed, step, part.position, self.global_rank)
+        seed_step(self.seed, step, part.position, self.global_rank, self.device)
         loss, outputs = self.compute_loss(part.batch)
-        self._update("train", loss, outputs, part.batch)
-        self._interval_loss.update(loss.detach(), weight=batch_length(part.batch))
+        self._seen.append((loss.detach(), batch_length(part.batch), *self.metric_inputs(outputs.detach(), part.batch)))
         return loss
+
+    def _count_parts(self) -> None:
+        """Adds what this call has seen to the metrics: once a call, since an update costs as much as a small step."""
+        losses, lengths, outputs, targets = zip(*self._seen, strict=True)
+        self._seen.clear()
+        values, weights = torch.stack(losses), torch.tensor(lengths, device=losses[0].device)
+        self.losses_of("train").update(values, weights)
+        self._interval_loss.update(values, weights)
+        self.metrics_of("train").update(torch.cat(outputs), torch.cat(targets))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate("val", batch)
