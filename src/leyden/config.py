@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_type_hints
@@ -254,13 +255,10 @@ def locate(path: str) -> Callable[..., Any]:
     Raises:
         ConfigError: when there is none.
     """
-    from hydra.utils import get_object
-
     try:
-        found = get_object(path)
-    except (ImportError, ValueError, TypeError) as err:
-        detail = str(err.__cause__ or err).split("\n")[0]
-        raise ConfigError(f"there is nothing to build at '{path}' ({detail}).") from err
+        found = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError, TypeError) as err:
+        raise ConfigError(f"there is nothing to build at '{path}' ({str(err).splitlines()[0]}).") from err
     if not callable(found):
         raise ConfigError(f"'{path}' is not a class or function.")
     return found

@@ -54,6 +54,11 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
             f"A multirun (-m) with `hardware.strategy` {plan.strategy} would give each process other settings. "
             "Run the jobs one by one, or use one device each (hardware=auto)."
         )
+    if plan.num_devices > cfg.data.get("batch_size", plan.num_devices):
+        raise ConfigError(
+            f"`data.batch_size` is {cfg.data.batch_size}, but {plan.num_devices} devices share each batch. "
+            f"Use data.batch_size={plan.num_devices} or more, or fewer devices."
+        )
     log.info("Hardware: %s", plan.reason)
     if plan.num_threads is not None:
         torch.set_num_threads(plan.num_threads)

@@ -74,7 +74,7 @@ REPLACEABLE = {
 
 def _drop_foreign_keys(cfg: DictConfig, block_key: str, given: set[str], keep_if_any: bool = False) -> None:
     """Drops a block's keys that its target does not name; with `keep_if_any` none of a target that takes any."""
-    block = OmegaConf.select(cfg, block_key)
+    block: Any = OmegaConf.select(cfg, block_key)
     if not isinstance(block, DictConfig) or "_target_" not in block:
         return
     named, takes_any = parameters(locate(block._target_))
@@ -83,7 +83,7 @@ def _drop_foreign_keys(cfg: DictConfig, block_key: str, given: set[str], keep_if
     stale = [
         str(name)
         for name in block
-        if not str(name).startswith("_") and name not in named and f"{block_key}.{name}" not in given
+        if not str(name).startswith("_") and name not in named and f"{block_key}.{name!s}" not in given
     ]
     OmegaConf.set_struct(block, False)
     for name in stale:

@@ -25,7 +25,7 @@ def explain(*overrides: str) -> str:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("optim.rl=0.1", "there is no key `optim.rl`. Did you mean `optim.lr`? Keys of optim: lr, weight_decay"),
+        ("optim.rl=0.1", "there is no key `optim.rl`. Did you mean `optim.lr`? Keys of optim: fused, lr, weight_decay"),
         ("model.net.hiden_dim=3", "Did you mean `model.net.hidden_dim`?"),
         ("lr=0.1", "there is no key `lr`."),
         ("sed=1", "there is no key `sed`. Did you mean `seed`?"),
@@ -46,7 +46,7 @@ def test_unknown_keys(override: str, words: str) -> None:
 def test_keys_are_those_of_the_chosen_groups() -> None:
     message = explain("optim=sgd", "optim.momentun=0.5", "data.batch_size=3")
     assert "there is no key `optim.momentun`. Did you mean `optim.momentum`?" in message
-    assert "Keys of optim: lr, weight_decay, momentum, nesterov." in message
+    assert "Keys of optim: fused, lr, weight_decay, momentum, nesterov." in message
 
 
 @pytest.mark.parametrize(

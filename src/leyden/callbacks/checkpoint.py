@@ -48,6 +48,11 @@ class Checkpoint(ModelCheckpoint):
         # Lightning 2.6 writes last.ckpt only where it has just written a new best; with this it does each time.
         self._last_global_step_saved = trainer.global_step
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Training may end between two validations, e.g. at trainer.max_steps.
+        if self.save_last and self._last_global_step_saved != trainer.global_step:
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["leyden"] = {
             "version": leyden.__version__,

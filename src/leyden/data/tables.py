@@ -26,7 +26,7 @@ def read_table(path: Path, encoding: str = "utf-8") -> pl.DataFrame:
         DataError: when the file is not there, not readable, or of another kind.
     """
     if not path.is_file():
-        raise DataError(f"There is no file {path.absolute()}. Check data.path (it is relative to the current folder).")
+        raise DataError(f"There is no file {path.absolute()}. Check the path (it is relative to the current folder).")
     try:
         if path.suffix == ".parquet":
             frame = pl.read_parquet(path)

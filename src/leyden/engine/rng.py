@@ -12,8 +12,8 @@ CPU = torch.device("cpu")
 def seed_step(seed: int, step: int, micro_batch: int = 0, rank: int = 0, device: torch.device = CPU) -> None:
     """Seeds the global generators of the CPU and of `device` for one micro-batch of one optimiser step on one rank.
 
-    Not by `torch.manual_seed`: where there is no CUDA, it notes the call with its whole stack for three kinds of devices
-    that may come later, which costs more than a small step and is never freed (torch 2.14).
+    Not by `torch.manual_seed`: where there is no CUDA, it notes the call with its whole stack for three kinds of
+    devices that may come later, which costs more than a small step and is never freed (torch 2.14).
     """
     value = derive_seed(seed, "step", step, micro_batch, rank)
     torch.default_generator.manual_seed(value)

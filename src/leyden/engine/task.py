@@ -24,6 +24,9 @@ from leyden.engine.settings import PLAIN_STEP
 from leyden.engine.step import Part, accumulate_gradient, batch_length, clip_gradient, split_step
 from leyden.errors import TrainingError
 
+# Outputs of training are kept for the metrics up to this many numbers (16 MiB in float32).
+MAX_SEEN_ELEMENTS = 2**22
+
 
 class MeanLoss(MeanMetric):
     """A mean over rows that keeps NaN (a run must not go on as if nothing were) and does not look for it at every step.
@@ -85,6 +88,7 @@ class Task(LightningModule):
         self.latest: dict[str, float] = {}
         self._interval_loss = MeanLoss()
         self._num_steps = 1
+        self._num_seen_elements = 0
         self._seen: list[tuple[Tensor, int, Tensor, Tensor]] = []
         self._grad_norm: Tensor | None = None
         self._last_finite: tuple[int, float] | None = None
@@ -139,7 +143,8 @@ class Task(LightningModule):
             if self.trainer.global_step == self.trainer.max_steps:
                 break
             self._optimise(batches[start : start + per_step], lengths[start : start + per_step])
-        self._count_parts()
+        if self.trainer.global_step == self.trainer.max_steps:
+            self.trainer.should_stop = True  # so that the last state is validated, wherever in an epoch it is
 
     def _global_lengths(self, batches: list[Batch], item: int) -> list[int]:
         loader = self.trainer.train_dataloader
@@ -170,12 +175,22 @@ class Task(LightningModule):
         seed_step(self.seed, step, part.position, self.global_rank, self.device)
         loss, outputs = self.compute_loss(part.batch)
         self._seen.append((loss.detach(), batch_length(part.batch), *self.metric_inputs(outputs.detach(), part.batch)))
+        self._num_seen_elements += outputs.numel()
+        if self._num_seen_elements > MAX_SEEN_ELEMENTS:
+            self._count_seen()
         return loss
 
-    def _count_parts(self) -> None:
-        """Adds what this call has seen to the metrics: once a call, since an update costs as much as a small step."""
+    def _count_seen(self) -> None:
+        """Adds the parts seen since the last time to the metrics.
+
+        That is when the loss is read, since an update costs as much as a small step. Neither this nor the bound on the
+        elements depends on how many steps a call takes, so sums are added in the same order and give the same bits.
+        """
+        if not self._seen:
+            return
         losses, lengths, outputs, targets = zip(*self._seen, strict=True)
         self._seen.clear()
+        self._num_seen_elements = 0
         values, weights = torch.stack(losses), torch.tensor(lengths, device=losses[0].device)
         self.losses_of("train").update(values, weights)
         self._interval_loss.update(values, weights)
@@ -240,6 +255,7 @@ class Task(LightningModule):
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self._steps_in_epoch(batch_idx) % every and batch_idx + 1 < trainer.num_training_batches:
             return
+        self._count_seen()
         loss = float(self._interval_loss.compute())
         self._interval_loss.reset()
         self._check_finite({"train/loss_step": loss})
@@ -257,6 +273,7 @@ class Task(LightningModule):
         return -(-batches // self.engine.accumulate_batches)
 
     def on_train_epoch_end(self) -> None:
+        self._count_seen()
         values = self.compute_phase("train")
         self._check_finite(values)
         self.latest["loss"] = values["train/loss"]

@@ -130,3 +130,7 @@ class StandardisedR2(R2Score):
         """Adds rows of shape (B, num_targets)."""
         preds, target = (preds - self.mean) / self.std, (target - self.mean) / self.std
         super().update(*(x.squeeze(1) if x.shape[1] == 1 else x for x in (preds, target)))
+
+    def compute(self) -> Tensor:
+        """R2, or NaN for fewer than two rows, whose variance is not defined."""
+        return super().compute() if self.total >= 2 else torch.full((), torch.nan, device=self.mean.device)

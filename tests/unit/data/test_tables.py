@@ -99,7 +99,7 @@ def test_missing_file_is_named_with_its_full_path(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError) as caught:
         read_table(Path("nope.csv"))
-    assert f"There is no file {tmp_path / 'nope.csv'}. Check data.path" in str(caught.value)
+    assert f"There is no file {tmp_path / 'nope.csv'}. Check the path" in str(caught.value)
 
 
 def test_missing_columns_are_all_named() -> None:
