@@ -60,6 +60,7 @@ WIRED: dict[str, dict[str, str]] = {
         "enable_checkpointing": "callbacks.checkpoint",
         "enable_model_summary": "callbacks",
         "use_distributed_sampler": "data",
+        "plugins": "engine",
     },
 }
 
@@ -92,6 +93,8 @@ def _top_level(
     name: str,
     seed: Seed,
     test: bool,
+    resume: str | None,
+    resume_force: bool,
     objective: Mapping[str, Any],
     paths: Mapping[str, Any],
     data: Mapping[str, Any],

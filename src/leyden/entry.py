@@ -118,6 +118,10 @@ def train() -> None:
     make_local_code_importable()
     sys.argv[1:] = [empty_group(argument) for argument in sys.argv[1:]]
     try:
+        if any(argument.startswith("resume=") for argument in sys.argv[1:]):
+            from leyden.runs.resume import resume_arguments
+
+            sys.argv[1:] = resume_arguments(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")(_task)()
     except USER_ERRORS as err:
         fail(f"{type(err).__name__}: {err}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from leyden.callbacks.checkpoint import Checkpoint
-from leyden.callbacks.loggers import TensorBoard
+from leyden.callbacks.loggers import History, TensorBoard
 from leyden.config import validate
 from leyden.data.datamodule import DataModule
 from leyden.engine.task import Task
@@ -22,6 +23,7 @@ from leyden.hardware.plan import plan_hardware
 from leyden.runs.folder import RunRecord, command_line, write_json
 from leyden.runs.pictures import draw_curves, write_pictures
 from leyden.runs.results import build_table, compute_baseline, predict_probes
+from leyden.runs.resume import Stopped, check_resumable, load_stopped
 from leyden.wiring import Assembly, assemble, drop_replaced_keys
 
 log = logging.getLogger(__name__)
@@ -63,14 +65,20 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
     if plan.num_threads is not None:
         torch.set_num_threads(plan.num_threads)
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    record = RunRecord(run_dir, config, command_line())
+    stopped = load_stopped(run_dir) if cfg.resume else None
+    assembly = None
+    if stopped is not None:  # what is wrong is said before the folder is touched
+        assembly = assemble(cfg, plan, run_dir)
+        check_resumable(stopped, assembly.config, fingerprint(assembly), cfg.resume_force)
+        log.info("Resuming after %d epochs (step %d).", stopped.epochs, stopped.steps)
+    record = (RunRecord.resumed if stopped else RunRecord)(run_dir, config, command_line())
     record.update(hardware=plan.reason)
     try:
-        assembly = assemble(cfg, plan, run_dir)
+        assembly = assembly or assemble(cfg, plan, run_dir)
         if isinstance(assembly.data, DataModule):
-            record.update(data=assembly.data.fingerprint(), skipped=assembly.data.skipped)
+            record.update(data=fingerprint(assembly), skipped=assembly.data.skipped)
         try:
-            objective = fit_and_test(assembly, run_dir)
+            objective = fit_and_test(assembly, run_dir, stopped)
         finally:
             close_loggers(assembly)
     except BaseException as err:
@@ -84,14 +92,27 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
     return objective
 
 
-def fit_and_test(assembly: Assembly, run_dir: Path) -> float | None:
-    """Fits, tests the best weights, prints the table and writes metrics.json."""
+def fingerprint(assembly: Assembly) -> dict[str, Any] | None:
+    """The fingerprint of a run's data, where it is Leyden's."""
+    return assembly.data.fingerprint() if isinstance(assembly.data, DataModule) else None
+
+
+def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = None) -> float | None:
+    """Fits (from where a run stopped), tests the best weights, prints the table and writes metrics.json."""
     task, data, trainer, config = assembly.task, assembly.data, assembly.trainer, assembly.config
     describe(assembly)
     for logger in trainer.loggers:
-        if isinstance(logger, TensorBoard):
+        if stopped is not None and isinstance(logger, TensorBoard | History):
+            logger.resume_from(stopped.steps)
+        elif isinstance(logger, TensorBoard):
             logger.log_config(config)
-    trainer.fit(task, datamodule=data)
+    if stopped is None:
+        trainer.fit(task, datamodule=data)
+    else:
+        if isinstance(task, Task) and stopped.batches_per_item:
+            steps = stopped.batches_per_item // task.engine.accumulate_batches
+            task.engine = replace(task.engine, steps_per_execution=steps)
+        trainer.fit(task, datamodule=data, ckpt_path=str(stopped.checkpoint), weights_only=True)
     num_steps = trainer.global_step
     callback = next((c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoint)), None)
     results = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -220,7 +241,7 @@ def check_trained(task: torch.nn.Module, num_steps: int, results: dict[str, floa
 def log_overrides(cfg: DictConfig, overrides: list[str]) -> None:
     """Shows the values that the command line's overrides came to."""
     keys = [override.lstrip("+").split("=", 1)[0] for override in overrides if "=" in override]
-    values = ((key, OmegaConf.select(cfg, key)) for key in keys if "/" not in key and "@" not in key)
+    values = ((key, OmegaConf.select(cfg, key)) for key in dict.fromkeys(keys) if "/" not in key and "@" not in key)
     # A group's choice (optim=sgd) is a whole section, or none
     shown = [f"{k}={v}" for k, v in values if not isinstance(v, DictConfig) and (v is not None or "." in k)]
     log.info("Experiment: %s%s", cfg.name, f" with {' '.join(shown)}" if shown else "")
@@ -242,6 +263,7 @@ def quiet_libraries() -> None:
         ".*does not have many workers.*",  # batches from memory need no worker processes
         ".*smaller than the logging interval.*",  # every epoch is logged as well
         ".*Total length of `list` across ranks is zero.*",  # an empty validation split was asked for, and said
+        ".*Checkpoint directory .* exists and is not empty.*",  # a resumed run writes where it wrote before
         ".*sync_dist=True.*",  # the metrics are summed over all processes before they are logged
         ".*isinstance.treespec, LeafSpec.*",  # Lightning 2.6 with torch 2.12 and later
     ):

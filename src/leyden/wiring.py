@@ -20,6 +20,7 @@ from leyden.callbacks.early_stopping import EarlyStopping
 from leyden.callbacks.loggers import History
 from leyden.config import FACTS, locate, parameters
 from leyden.data.datamodule import DataModule
+from leyden.engine.checkpoint import AtomicCheckpointIO
 from leyden.engine.settings import Engine
 from leyden.engine.task import Task
 from leyden.errors import USER_ERRORS, ConfigError
@@ -260,6 +261,7 @@ def build_trainer(
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         enable_progress_bar=any(callback.__class__.__name__ == "Progress" for callback in callbacks),
         use_distributed_sampler=False,
+        plugins=[AtomicCheckpointIO()],
         _convert_="all",
     )
     return trainer

@@ -34,14 +34,16 @@ class Checkpoint(ModelCheckpoint):
             save_last=monitor is not None,
             auto_insert_metric_name=False,
             enable_version_counter=False,
-            # A metric of training is known at the end of the training epoch, the others after validation.
-            save_on_train_epoch_end=monitor is None or monitor.startswith("train/"),
+            # At the end of an epoch all its values are known, so that a resumed run starts with the next one.
+            save_on_train_epoch_end=True,
         )
         self.config: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
         super().setup(trainer, pl_module, stage)
+        if trainer.val_check_interval not in (None, 1.0) and (self.monitor or "").startswith("val/"):
+            self._save_on_train_epoch_end = False  # there are validations within an epoch
 
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         super()._save_topk_checkpoint(trainer, monitor_candidates)
@@ -54,10 +56,13 @@ class Checkpoint(ModelCheckpoint):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        for logger in trainer.loggers:
+            logger.save()  # a resumed run goes on from what the logs say of the steps up to here
         checkpoint["leyden"] = {
             "version": leyden.__version__,
             "config": self.config,
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+            "batches_per_item": getattr(trainer.datamodule, "batches_per_item", None),  # type: ignore[attr-defined]
         }
 
     @property

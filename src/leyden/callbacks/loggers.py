@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import warnings
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -34,6 +36,10 @@ class TensorBoard(TensorBoardLogger):
     def close(self) -> None:
         """Ends the event file."""
         self.experiment.close()
+
+    def resume_from(self, step: int) -> None:
+        """Goes on after a step: what an earlier file of this folder shows beyond it no longer counts."""
+        self._kwargs["purge_step"] = step + 1
 
     def log_config(self, config: dict[str, Any]) -> None:
         """Shows the config under TEXT."""
@@ -67,6 +73,7 @@ class History(CSVLogger):
 
     def __init__(self, save_dir: str) -> None:
         super().__init__(save_dir=save_dir, name="", version="")
+        self._kept_until: int | None = None
 
     @property
     def experiment(self) -> _ExperimentWriter:
@@ -74,8 +81,24 @@ class History(CSVLogger):
             with warnings.catch_warnings():
                 # The run folder holds other files by now; the writer would only clear its own.
                 warnings.filterwarnings("ignore", message=".*exists and is not empty.*")
+                rows = self._read_rows()
                 self._experiment = _HistoryWriter(log_dir=str(self._root_dir))
+                for row in rows:
+                    self._experiment.log_metrics({k: v for k, v in row.items() if k != "step"}, int(row["step"]))
         return self._experiment
+
+    def resume_from(self, step: int) -> None:
+        """Goes on after a step: later rows are of steps that are taken again, and an earlier test no longer counts."""
+        self._kept_until = step
+
+    def _read_rows(self) -> list[dict[str, float]]:
+        path = Path(str(self._root_dir)) / _HistoryWriter.NAME_METRICS_FILE
+        if self._kept_until is None or not path.is_file():
+            return []
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+        tested = [any(name.startswith("test/") for name in row) for row in rows]
+        return [row for row, test in zip(rows, tested, strict=True) if row["step"] <= self._kept_until and not test]
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:

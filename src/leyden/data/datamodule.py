@@ -192,9 +192,8 @@ class DataModule(LightningDataModule):
         if trainer is None or not trainer.training:
             assert isinstance(batch, dict)
             return self.transform_batch(batch, None)
-        # The item that is about to be taken is the number of those that were
-        item = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        first = item * (self.batches_per_item or 1)
+        loader = trainer.train_dataloader
+        first = loader.batch_indices(loader.current_item).start if isinstance(loader, TensorLoader) else 0
         batches = batch if isinstance(batch, list) else [batch]
         ready = [self.transform_batch(b, self._generator(b, first + index)) for index, b in enumerate(batches)]
         return ready if isinstance(batch, list) else ready[0]

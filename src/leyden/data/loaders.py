@@ -59,6 +59,8 @@ class TensorLoader:
         full = -(-(self.num_samples - self.num_dropped) // batch_size)
         self.num_batches = full if max_batches is None else min(full, max_batches)
         self.epoch = 0
+        self._next_item = 0
+        self._first_item = 0
         # Lightning looks for `sampler.set_epoch` before each epoch, and asks every sampler for its batch sampler.
         self.sampler = self
         self.batch_sampler = None
@@ -85,12 +87,25 @@ class TensorLoader:
         return (self._cut(order, index) for index in range(self.num_batches))
 
     def __iter__(self) -> Iterator[Batch | list[Batch]]:
-        batches = self.batches()
-        if self.batches_per_item is None:
-            yield from batches
-            return
-        for item in range(len(self)):
-            yield [next(batches) for _ in self.batch_indices(item)]
+        first, self._first_item = self._first_item, 0
+        order = epoch_order(self.num_samples, self.seed, self.epoch, self.shuffle)
+        for item in range(first, len(self)):
+            self._next_item = item + 1
+            batches = [self._cut(order, index) for index in self.batch_indices(item)]
+            yield batches[0] if self.batches_per_item is None else batches
+
+    @property
+    def current_item(self) -> int:
+        """The item handed out last."""
+        return self._next_item - 1
+
+    def state_dict(self) -> dict[str, int]:
+        """The position in the epoch; Lightning puts it into checkpoints."""
+        return {"item": self._next_item % len(self)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Lets the next iteration start at a position; nothing is read for what was before."""
+        self._first_item = state["item"]
 
     def _cut(self, order: Tensor, index: int) -> Batch:
         start = index * self.batch_size

@@ -60,6 +60,16 @@ class RunRecord:
             **describe_code(),
         }
 
+    @classmethod
+    def resumed(cls, folder: Path, config: dict[str, Any], command: list[str]) -> RunRecord:
+        """The record of a run that goes on: its start and first command stay, and this command is added."""
+        record = cls(folder, config, command)
+        before = json.loads(record.path.read_text(encoding="utf-8"))
+        kept = {key: before[key] for key in ("command", "start", "data") if key in before}
+        again = [*before.get("resumed", []), {"time": record.content["start"], "command": command}]
+        record.content |= {**kept, "resumed": again}
+        return record
+
     def update(self, **facts: Any) -> None:
         """Adds facts and writes the file (the first process of a run only)."""
         self.content |= facts

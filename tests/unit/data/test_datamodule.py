@@ -146,10 +146,12 @@ def test_augmentation_depends_on_seed_step_and_rank_and_happens_in_training_only
     batch = {"input": torch.zeros(4, 1), "label": torch.zeros(4, dtype=torch.int64)}
 
     def augment(step: int = 0, rank: int = 0, training: bool = True, seed: int = 3, epoch: int = 0) -> list[float]:
-        progress = SimpleNamespace(current=SimpleNamespace(ready=step))
-        loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
+        data.trainer = None
+        loader = data.train_dataloader()
+        assert isinstance(loader, TensorLoader)
+        loader._next_item = step + 1
         data.trainer = SimpleNamespace(  # type: ignore[assignment]
-            training=training, global_rank=rank, fit_loop=loop, current_epoch=epoch
+            training=training, global_rank=rank, train_dataloader=loader, current_epoch=epoch
         )
         data.seed = seed
         return data.on_after_batch_transfer(batch, 0)["input"].flatten().tolist()

@@ -1,0 +1,180 @@
+"""Continuing a stopped run in its own folder, with its own config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from leyden.errors import ConfigError, DataError
+
+# What may differ from the run so far: it changes how long or where the run goes on, never what its steps compute.
+FREE = ("trainer.max_epochs", "trainer.max_steps", "hardware", "logger", "callbacks", "paths", "resume", "resume_force",
+        "test", "sweep", "debug", "trainer.num_sanity_val_steps", "trainer.limit_test_batches")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A run that can go on.
+
+    Attributes:
+        folder: its run folder.
+        checkpoint: its last state.
+        epochs: epochs it has completed.
+        steps: optimiser steps it has taken.
+        config: its resolved config.
+        batches_per_item: batches that a call of its training loop took.
+        finished: whether it came to its end.
+        data: the fingerprint of its data.
+    """
+
+    folder: Path
+    checkpoint: Path
+    epochs: int
+    steps: int
+    config: dict[str, Any]
+    batches_per_item: int | None
+    finished: bool
+    data: dict[str, Any] | None
+
+
+def find_run(name: str, outputs: Path) -> Path:
+    """The run folder that `resume` names: a path, or "last" for the newest run below `outputs`.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    if name == "last":
+        records = sorted(outputs.rglob("run.json"), key=lambda path: path.stat().st_mtime)
+        if not records:
+            raise ConfigError(f"`resume` is last, but there is no run below {outputs.absolute()}.")
+        return records[-1].parent
+    folder = Path(name)
+    if not (folder / ".hydra" / "overrides.yaml").is_file():
+        found = sorted(str(path.parent.parent) for path in outputs.rglob(".hydra/overrides.yaml"))[-5:]
+        listed = f" Runs below {outputs}: {', '.join(found)}." if found else ""
+        raise ConfigError(f"`resume` names {folder.absolute()}, which is not a run folder.{listed}")
+    return folder
+
+
+def past_overrides(folder: Path) -> list[str]:
+    """The command line's overrides of a run."""
+    content = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
+    return [str(override) for override in content or []]
+
+
+def load_stopped(folder: Path) -> Stopped:
+    """Reads where a run stands.
+
+    Raises:
+        DataError: when it has no checkpoint yet, or a damaged one.
+    """
+    import torch
+
+    path = folder / "checkpoints" / "last.ckpt"
+    if not path.is_file():
+        raise DataError(f"{folder} has no checkpoint yet: it stopped before its first epoch ended. Start it again.")
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as err:
+        raise DataError(f"{path.absolute()} does not load ({type(err).__name__}): the file is damaged.") from err
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return Stopped(
+        folder=folder,
+        checkpoint=path,
+        epochs=content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
+        steps=content["global_step"],
+        config=content["leyden"]["config"],
+        batches_per_item=content["leyden"]["batches_per_item"],
+        finished=record["state"] == "finished",
+        data=record.get("data"),
+    )
+
+
+def check_resumable(stopped: Stopped, config: Mapping[str, Any], data: dict[str, Any] | None, force: bool) -> None:
+    """Checks that a run has something left to do, on the same data and with the same settings.
+
+    Args:
+        stopped: where it stands.
+        config: the resolved config it would go on with.
+        data: the fingerprint of the data it would go on with.
+        force: whether other settings and data are asked for.
+
+    Raises:
+        ConfigError: naming what differs, or what to raise.
+    """
+    epochs, steps = config["trainer"]["max_epochs"], config["trainer"]["max_steps"]
+    if stopped.finished and (stopped.epochs >= epochs or 0 < steps <= stopped.steps):
+        raise ConfigError(
+            f"{stopped.folder} is finished: it is at epoch {stopped.epochs} of {epochs} (step {stopped.steps}). "
+            "Raise trainer.max_epochs to go on."
+        )
+    if force:
+        return
+    check_same_maths(stopped.config, config)
+    if stopped.data is not None and data != stopped.data:
+        parts = ", ".join(sorted(key for key in stopped.data if (data or {}).get(key) != stopped.data[key]))
+        raise ConfigError(
+            f"`resume`: the data of {stopped.folder} has changed since it started ({parts}). "
+            "Bring it back, or say resume_force=true to go on with the new data."
+        )
+
+
+def check_same_maths(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Compares the config of a run with the one it would go on with.
+
+    Raises:
+        ConfigError: naming each key that would change what the steps compute.
+    """
+    old, new = _flatten(before), _flatten(now)
+    changed = [
+        f"{key} ({old.get(key, 'absent')} -> {new.get(key, 'absent')})"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key) and not any(key == free or key.startswith(f"{free}.") for free in FREE)
+    ]
+    if changed:
+        raise ConfigError(
+            f"`resume` would go on with other settings than before: {'; '.join(changed)}. "
+            "Leave them as they were, or say resume_force=true to change them in the middle of the run."
+        )
+
+
+def resume_arguments(arguments: list[str]) -> list[str]:
+    """A command line with `resume=RUN` as the run's own command line, in its own folder.
+
+    What else the command line says comes after the run's overrides; `check_resumable` judges it.
+
+    Raises:
+        ConfigError: when there is no such run, or a sweep was asked for.
+    """
+    given = dict(argument.partition("=")[::2] for argument in arguments)
+    name = given.get("resume", "").strip("'\"")
+    if name in ("", "null"):
+        return arguments
+    if {"-m", "--multirun"} & set(arguments):
+        raise ConfigError("`resume` continues one run; it cannot be combined with a sweep (-m).")
+    outputs = Path(given.get("paths.outputs", "outputs").strip("'\""))
+    folder = str(find_run(name, outputs).absolute()).replace("\\", "\\\\").replace('"', '\\"')
+    others = [argument for argument in arguments if not argument.startswith("resume=")]
+    return [
+        *past_overrides(Path(find_run(name, outputs))),
+        *others,
+        f'resume="{folder}"',
+        f'hydra.run.dir="{folder}"',
+        "hydra.output_subdir=null",  # the folder keeps the config it started with
+    ]
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested config as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,144 @@
+"""A stopped run goes on in its folder as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+# A constant rate without warm-up, since other rates depend on how many epochs are planned
+CONSTANT = ("schedule=constant", "schedule.warmup_frac=0.0")
+EXPERIMENTS = {
+    "dropout": ("experiment=regression_diabetes", *CONSTANT),
+    "augmentation": ("experiment=vision", *CONSTANT, "trainer.limit_train_batches=5"),
+    "accumulation": ("experiment=regression", *CONSTANT, "engine.accumulate_batches=3", "optim=muon"),
+}
+
+
+def weights(folder: Path, name: str = "last") -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+
+
+def assert_equal_runs(first: Path, second: Path) -> None:
+    for name in ("last", "best"):
+        a, b = weights(first, name), weights(second, name)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a), name
+    for name in ("metrics.json", "history.csv"):
+        assert (first / name).read_text() == (second / name).read_text(), name
+
+
+@pytest.mark.parametrize("arguments", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_two_epochs_and_two_more_are_four(train: Callable, arguments: tuple[str, ...]) -> None:
+    straight = train(*arguments, "trainer.max_epochs=4")
+    stopped = train(*arguments, "trainer.max_epochs=2")
+    folder = stopped.folder
+    resumed = train(f"resume={folder}", "trainer.max_epochs=4")
+    assert resumed.exit_code == 0, resumed.output
+    assert resumed.folders == []  # in the folder of the run
+    assert "Resuming after 2 epochs" in resumed.output
+    assert_equal_runs(straight.folder, folder)
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert record["state"] == "finished"
+    assert len(record["resumed"]) == 1
+
+
+def test_stop_within_an_epoch(train: Callable) -> None:
+    arguments = ("experiment=regression_diabetes", "schedule=constant", "trainer.val_check_interval=3")
+    straight = train(*arguments, "trainer.max_steps=20", "trainer.max_epochs=9")
+    stopped = train(*arguments, "trainer.max_steps=12", "trainer.max_epochs=9")
+    resumed = train(f"resume={stopped.folder}", "trainer.max_steps=20")
+    assert resumed.exit_code == 0, resumed.output
+    for name, value in weights(straight.folder).items():
+        assert torch.equal(value, weights(stopped.folder)[name]), name
+
+
+def test_last_names_the_newest_run(train: Callable) -> None:
+    train("experiment=regression_line", "trainer.max_epochs=1")
+    newest = train("experiment=regression", "trainer.max_epochs=1").folder
+    resumed = train("resume=last", "trainer.max_epochs=2")
+    assert resumed.exit_code == 0, resumed.output
+    assert f"Run folder: {newest}" in resumed.output
+
+
+def test_killed_run_goes_on(train: Callable, workplace: Path) -> None:
+    arguments = ["experiment=regression_diabetes", "trainer.max_epochs=300", "callbacks.progress=null"]
+    straight = train(*arguments)
+    command = [sys.executable, str(ROOT / "train.py"), *arguments, "paths.outputs=killed"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(workplace.glob("killed/*/*/checkpoints/last.ckpt")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    (folder,) = (path.parent for path in workplace.glob("killed/*/*/run.json"))
+    assert json.loads((folder / "run.json").read_text(encoding="utf-8"))["state"] == "running"
+    resumed = train(f"resume={folder}", "paths.outputs=killed")
+    assert resumed.exit_code == 0, resumed.output
+    assert_equal_runs(straight.folder, folder)
+
+
+def test_finished_run_has_nothing_left(train: Callable) -> None:
+    run = train("experiment=regression", "trainer.max_epochs=2")
+    before = (run.folder / "metrics.json").read_text()
+    again = train(f"resume={run.folder}")
+    assert again.exit_code == 1
+    assert "it is at epoch 2 of 2 (step 16). Raise trainer.max_epochs to go on." in again.output
+    assert (run.folder / "metrics.json").read_text() == before
+    assert json.loads((run.folder / "run.json").read_text(encoding="utf-8"))["state"] == "finished"
+
+
+def test_other_settings_are_refused_by_name_unless_forced(train: Callable) -> None:
+    run = train("experiment=regression", "trainer.max_epochs=1")
+    changed = ("optim.lr=0.5", "data.batch_size=16", "trainer.max_epochs=2")
+    refused = train(f"resume={run.folder}", *changed)
+    assert refused.exit_code == 1
+    assert "data.batch_size (32 -> 16); optim.lr (0.003 -> 0.5)" in refused.output
+    assert "resume_force=true" in refused.output
+    forced = train(f"resume={run.folder}", *changed, "resume_force=true")
+    assert forced.exit_code == 0, forced.output
+
+
+def test_other_data_is_refused(train: Callable, workplace: Path) -> None:
+    rows = [f"{x},{2 * x}" for x in range(40)]
+    (workplace / "t.csv").write_text("\n".join(["x,y", *rows]))
+    run = train("experiment=regression", "data=table", "data.path=t.csv", "data.target=y", "trainer.max_epochs=1")
+    (workplace / "t.csv").write_text("\n".join(["x,y", *rows[:-1], "39,0"]))
+    refused = train(f"resume={run.folder}", "trainer.max_epochs=2")
+    assert refused.exit_code == 1
+    assert "has changed since it started" in refused.output or "target_mean" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("resume=nowhere",), "nowhere, which is not a run folder"),
+        (("resume=last",), "there is no run below"),
+        (("-m", "resume=last", "seed=0,1"), "cannot be combined with a sweep"),
+    ],
+)
+def test_no_such_run(train: Callable, arguments: tuple[str, ...], message: str) -> None:
+    result = train(*arguments)
+    assert result.exit_code == 1
+    assert message in result.output
+    assert result.folders == []
+
+
+def test_damaged_or_missing_checkpoint(train: Callable) -> None:
+    folder = train("experiment=regression", "trainer.max_epochs=1").folder
+    last = folder / "checkpoints" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:1000])
+    result = train(f"resume={folder}", "trainer.max_epochs=2")
+    assert result.exit_code == 1
+    assert "the file is damaged" in result.output
+    last.unlink()
+    result = train(f"resume={folder}", "trainer.max_epochs=2")
+    assert "it stopped before its first epoch ended" in result.output
