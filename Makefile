@@ -25,7 +25,7 @@ train: $(BIN)/.installed ## train an experiment (the default: regression); ARGS 
 	$(BIN)/python train.py $(ARGS)
 
 test: $(BIN)/.installed ## run all tests; ARGS go to pytest
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: $(BIN)/.installed ## check style and types
 	$(BIN)/ruff check .

@@ -49,7 +49,7 @@ class Result:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder whose name has a blank, an equals sign and letters beyond ASCII."""
     folder = tmp_path / "a b=c é"
     folder.mkdir()
@@ -59,15 +59,15 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def train(
-    workplace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workspace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Result]]:
-    """Runs `python train.py ARGUMENTS` in this process (imports are paid once) in `workplace`."""
+    """Runs `python train.py ARGUMENTS` in this process (imports are paid once) in `workspace`."""
     monkeypatch.setattr(logging, "raiseExceptions", True)
 
     def run(*arguments: str) -> Result:
         from leyden.entry import train as train_entry
 
-        before = set(run_folders(workplace))
+        before = set(run_folders(workspace))
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         capfd.readouterr()
         exit_code = 0
@@ -82,16 +82,16 @@ def train(
             finally:
                 close_log_files()
         captured = capfd.readouterr()
-        folders = sorted(set(run_folders(workplace)) - before)
+        folders = sorted(set(run_folders(workspace)) - before)
         return Result(exit_code, captured.out + captured.err, folders)
 
     yield run
     logging.captureWarnings(False)
 
 
-def run_folders(workplace: Path) -> list[Path]:
+def run_folders(workspace: Path) -> list[Path]:
     """Folders below outputs/ that hold a run (each has its .hydra)."""
-    return [path.parent for path in (workplace / "outputs").rglob(".hydra")]
+    return [path.parent for path in (workspace / "outputs").rglob(".hydra")]
 
 
 def close_log_files() -> None:

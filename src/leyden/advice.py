@@ -55,7 +55,7 @@ def _explain_unknown_key(key: str, arguments: list[str]) -> str:
     if name in more:
         return f"`{key}` is not in the config, but {block._target_} takes it. Add it: +{key}=VALUE."
     prefix = f"{parent}." if parent else ""
-    near = closest(name, siblings + more)
+    near = closest(name, [key for key in siblings + more if not key.startswith("_")])
     near = near.replace("`", f"`{prefix}", 1) if near else closest(key, allowed)
     listed = ", ".join(child for child in siblings if not child.startswith("_"))
     return f"there is no key `{key}`.{near} Keys of {parent or 'the config'}: {listed}."

@@ -14,15 +14,15 @@ BLOCK = re.compile(r"```\w+ file=(\S+)\n(.*?)```", re.S)
 
 
 @pytest.fixture
-def followed(workplace: Path) -> Iterator[Path]:
+def followed(workspace: Path) -> Iterator[Path]:
     for path, content in BLOCK.findall(PAGE.read_text(encoding="utf-8")):
-        (workplace / path).parent.mkdir(parents=True, exist_ok=True)
-        (workplace / path).write_text(content, encoding="utf-8")
-    yield workplace
+        (workspace / path).parent.mkdir(parents=True, exist_ok=True)
+        (workspace / path).write_text(content, encoding="utf-8")
+    yield workspace
     for name in [name for name in sys.modules if name.split(".")[0] == "denoising"]:
         del sys.modules[name]
-    if str(workplace) in sys.path:
-        sys.path.remove(str(workplace))
+    if str(workspace) in sys.path:
+        sys.path.remove(str(workspace))
 
 
 def test_the_page_gives_a_working_task(followed: Path, train: Callable) -> None:

@@ -69,8 +69,8 @@ SMALL = ("debug=fast", "data.val_size=50", "data.batch_size=32")
         ("vision_fashion_mnist_mlp", "FashionMNIST"),
     ],
 )
-def test_mnist_family(train: Callable, workplace: Path, experiment: str, folder: str) -> None:
-    write_mnist(workplace / "data", folder)
+def test_mnist_family(train: Callable, workspace: Path, experiment: str, folder: str) -> None:
+    write_mnist(workspace / "data", folder)
     result = train(f"experiment={experiment}", *SMALL)
     assert result.exit_code == 0, result.output
     assert {s: result.record["data"][s]["num_samples"] for s in ("train", "val", "test")} == {
@@ -81,20 +81,20 @@ def test_mnist_family(train: Callable, workplace: Path, experiment: str, folder:
     assert (result.folder / "pictures" / "confusion_matrix.png").is_file()
 
 
-def test_cifar10(train: Callable, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_cifar10(workplace / "data", monkeypatch)
+def test_cifar10(train: Callable, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar10(workspace / "data", monkeypatch)
     result = train("experiment=vision_cifar10", *SMALL)
     assert result.exit_code == 0, result.output
     assert result.record["data"]["train"]["num_samples"] == 250
 
 
-def test_debian_package_of_fashion_mnist(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debian_package_of_fashion_mnist(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gzip
 
-    write_mnist(workplace / "plain", "FashionMNIST")
-    debian = workplace / "debian"
+    write_mnist(workspace / "plain", "FashionMNIST")
+    debian = workspace / "debian"
     debian.mkdir()
-    for path in (workplace / "plain" / "FashionMNIST" / "raw").iterdir():
+    for path in (workspace / "plain" / "FashionMNIST" / "raw").iterdir():
         (debian / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
     monkeypatch.setattr(vision_data, "DEBIAN_FASHION_MNIST", debian)
     arguments = {"dataset": "FashionMNIST", "val_size": 50}

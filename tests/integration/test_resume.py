@@ -69,17 +69,17 @@ def test_last_names_the_newest_run(train: Callable) -> None:
     assert f"Run folder: {newest}" in resumed.output
 
 
-def test_killed_run_goes_on(train: Callable, workplace: Path) -> None:
+def test_killed_run_goes_on(train: Callable, workspace: Path) -> None:
     arguments = ["experiment=regression_diabetes", "trainer.max_epochs=300", "callbacks.progress=null"]
     straight = train(*arguments)
     command = [sys.executable, str(ROOT / "train.py"), *arguments, "paths.outputs=killed"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not list(workplace.glob("killed/*/*/checkpoints/last.ckpt")) and time.monotonic() < deadline:
+    while not list(workspace.glob("killed/*/*/checkpoints/last.ckpt")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    (folder,) = (path.parent for path in workplace.glob("killed/*/*/run.json"))
+    (folder,) = (path.parent for path in workspace.glob("killed/*/*/run.json"))
     assert json.loads((folder / "run.json").read_text(encoding="utf-8"))["state"] == "running"
     resumed = train(f"resume={folder}", "paths.outputs=killed")
     assert resumed.exit_code == 0, resumed.output
@@ -107,11 +107,11 @@ def test_other_settings_are_refused_by_name_unless_forced(train: Callable) -> No
     assert forced.exit_code == 0, forced.output
 
 
-def test_other_data_is_refused(train: Callable, workplace: Path) -> None:
+def test_other_data_is_refused(train: Callable, workspace: Path) -> None:
     rows = [f"{x},{2 * x}" for x in range(40)]
-    (workplace / "t.csv").write_text("\n".join(["x,y", *rows]))
+    (workspace / "t.csv").write_text("\n".join(["x,y", *rows]))
     run = train("experiment=regression", "data=table", "data.path=t.csv", "data.target=y", "trainer.max_epochs=1")
-    (workplace / "t.csv").write_text("\n".join(["x,y", *rows[:-1], "39,0"]))
+    (workspace / "t.csv").write_text("\n".join(["x,y", *rows[:-1], "39,0"]))
     refused = train(f"resume={run.folder}", "trainer.max_epochs=2")
     assert refused.exit_code == 1
     assert "has changed since it started" in refused.output or "target_mean" in refused.output

@@ -58,7 +58,7 @@ def test_run_record_tells_what_ran(train: Callable) -> None:
     assert record["start"] <= record["end"]
 
 
-def test_sweep_gives_each_job_its_own_folder(train: Callable, workplace: Path) -> None:
+def test_sweep_gives_each_job_its_own_folder(train: Callable, workspace: Path) -> None:
     result = train("-m", "experiment=regression", *SHORT, "seed=0,1", "optim.lr=0.01,0.003")
     assert result.exit_code == 0, result.output
     assert sorted(folder.name for folder in result.folders) == ["0", "1", "2", "3"]
@@ -150,12 +150,12 @@ def test_tensorboard_has_scalars_config_pictures_and_results(train: Callable) ->
     assert "config/text_summary" in events.Tags()["tensors"]
 
 
-def test_network_of_another_library(train: Callable, workplace: Path) -> None:
+def test_network_of_another_library(train: Callable, workspace: Path) -> None:
     from PIL import Image
 
     for split in ("train", "val", "test"):
         for label, colour in (("red", (200, 0, 0)), ("blue", (0, 0, 200))):
-            folder = workplace / "photos" / split / label
+            folder = workspace / "photos" / split / label
             folder.mkdir(parents=True)
             for index in range(4):
                 Image.new("RGB", (32, 32), tuple(c + 5 * index for c in colour)).save(folder / f"{index}.png")
@@ -202,17 +202,17 @@ class Plain(pl.LightningModule):
 """
 
 
-def test_plain_lightning_module_runs_with_a_warning(train: Callable, workplace: Path) -> None:
-    (workplace / "plain_module.py").write_text(PLAIN_MODULE, encoding="utf-8")
+def test_plain_lightning_module_runs_with_a_warning(train: Callable, workspace: Path) -> None:
+    (workspace / "plain_module.py").write_text(PLAIN_MODULE, encoding="utf-8")
     result = train("experiment=regression", *SHORT, "model._target_=plain_module.Plain")
-    sys.path.remove(str(workplace))
+    sys.path.remove(str(workspace))
     assert result.exit_code == 0, result.output
     assert "plain LightningModule" in result.output
     assert "test/loss" in result.metrics
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["--cfg", "job", "experiment=vision"]])
-def test_help_and_config_do_not_import_torch(workplace: Path, arguments: list[str]) -> None:
+def test_help_and_config_do_not_import_torch(workspace: Path, arguments: list[str]) -> None:
     command = [sys.executable, "-X", "importtime", str(ROOT / "train.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout
@@ -221,18 +221,18 @@ def test_help_and_config_do_not_import_torch(workplace: Path, arguments: list[st
     assert not {"torch", "lightning", "pydantic", "polars"} & modules
 
 
-def test_data_parallel_on_two_processes(workplace: Path) -> None:
+def test_data_parallel_on_two_processes(workspace: Path) -> None:
     arguments = ["hardware=ddp", "hardware.accelerator=cpu", "hardware.devices=2", "trainer.max_epochs=2"]
     command = [sys.executable, str(ROOT / "train.py"), "experiment=regression", "hardware.num_threads=1", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = (path.parent for path in workplace.rglob("run.json"))
+    (folder,) = (path.parent for path in workspace.rglob("run.json"))
     assert json.loads((folder / "run.json").read_text(encoding="utf-8"))["state"] == "finished"
     parallel = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     done = subprocess.run(
         [*command[:-4], "hardware=cpu", "trainer.max_epochs=2"], capture_output=True, text=True, check=True
     )
-    (other,) = (path.parent for path in workplace.rglob("run.json") if path.parent != folder)
+    (other,) = (path.parent for path in workspace.rglob("run.json") if path.parent != folder)
     single = json.loads((other / "metrics.json").read_text(encoding="utf-8"))
     # The last batch of an epoch has 31 rows, 15 and 16 of them per process, weighted by their number.
     assert parallel == pytest.approx(single, rel=1e-5)

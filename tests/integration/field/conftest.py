@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # for field_data, which the test
 
 
 @pytest.fixture
-def leyden(workplace: Path) -> Callable[..., Result]:
-    """Runs `leyden ARGUMENTS` in this process in `workplace`."""
+def leyden(workspace: Path) -> Callable[..., Result]:
+    """Runs `leyden ARGUMENTS` in this process in `workspace`."""
 
     def run(*arguments: object) -> Result:
         from leyden.cli import app

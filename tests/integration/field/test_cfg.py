@@ -81,7 +81,7 @@ TYPOS = {
 @pytest.mark.usefixtures("no_data")
 def test_cfg_03_unknown_key_is_refused_without_advice_to_add_it(train: Callable, key: str) -> None:
     # `learning_rate` is too far from `lr` to be guessed: all keys there are listed
-    near = TYPOS.get(key, {"sed": "seed", "optim.learning_rate": "Keys of optim: lr,"}.get(key))
+    near = TYPOS.get(key, {"sed": "seed", "optim.learning_rate": "Keys of optim: fused, lr,"}.get(key))
     result = train(f"{key}=3")
     refused(result, f"`{key}`", near)
     assert f"+{key}" not in result.output
@@ -187,9 +187,9 @@ def test_cfg_06_all_missing_values_are_named_at_once(
 
 
 @pytest.mark.usefixtures("no_data")
-def test_cfg_06_own_experiment_with_missing_values(train: Callable, workplace: Path) -> None:
-    (workplace / "conf" / "experiment").mkdir(parents=True)
-    (workplace / "conf" / "experiment" / "mine.yaml").write_text(
+def test_cfg_06_own_experiment_with_missing_values(train: Callable, workspace: Path) -> None:
+    (workspace / "conf" / "experiment").mkdir(parents=True)
+    (workspace / "conf" / "experiment" / "mine.yaml").write_text(
         "# @package _global_\ndefaults:\n  - override /data: table\ntrainer:\n  min_epochs: ???\n",
         encoding="utf-8",
     )
@@ -279,12 +279,12 @@ def test_cfg_10_resolved_config_is_printed(train: Callable, part: str) -> None:
     assert not result.folders
 
 
-def test_cfg_10_sweep_makes_one_folder_with_one_folder_a_job(train: Callable, workplace: Path) -> None:
+def test_cfg_10_sweep_makes_one_folder_with_one_folder_a_job(train: Callable, workspace: Path) -> None:
     result = train("-m", *FAST, "seed=1,2")
     assert result.exit_code == 0, result.output
-    sweeps = list((workplace / "outputs" / "regression").iterdir())
+    sweeps = list((workspace / "outputs" / "regression").iterdir())
     assert len(sweeps) == 1
     assert sorted(path.name for path in sweeps[0].iterdir() if path.is_dir()) == ["0", "1"]
     for job, folder in enumerate(result.folders):
         assert f"seed={job + 1}" in (folder / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")
-    assert not [path for path in workplace.rglob("*") if "$" in path.name or "{" in path.name]
+    assert not [path for path in workspace.rglob("*") if "$" in path.name or "{" in path.name]

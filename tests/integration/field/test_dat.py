@@ -55,14 +55,14 @@ def write_holes() -> list[list]:
     return rows
 
 
-def test_dat_01_missing_cells_are_named_by_file_column_and_row(train: Callable, workplace: Path) -> None:
+def test_dat_01_missing_cells_are_named_by_file_column_and_row(train: Callable, workspace: Path) -> None:
     write_holes()
     result = train(*SMALL, *TABLE)
     # Rows are counted from 1 below the header
     refused(result, "table.csv", "`x1` (3 of 40: rows 4, 21, 34)", "`x2` (1 of 40: row 8)", "data.impute=mean")
 
 
-def test_dat_01_imputation_takes_the_training_mean_and_keeps_it(train: Callable, workplace: Path) -> None:
+def test_dat_01_imputation_takes_the_training_mean_and_keeps_it(train: Callable, workspace: Path) -> None:
     rows = write_holes()
     result = train(*SMALL, *TABLE, "data.impute=mean")
     assert result.exit_code == 0, result.output
@@ -90,7 +90,7 @@ def split_rows_of(rows: list[list], run: Path) -> list[list]:
 
 
 @pytest.mark.parametrize("cell", ["", "inf", "-inf", "nan"])
-def test_dat_01_missing_target_is_refused_also_with_imputation(train: Callable, workplace: Path, cell: str) -> None:
+def test_dat_01_missing_target_is_refused_also_with_imputation(train: Callable, workspace: Path, cell: str) -> None:
     rows = table_rows(40)
     rows[31][2] = cell
     write_csv("table.csv", HEADER, rows)
@@ -100,14 +100,14 @@ def test_dat_01_missing_target_is_refused_also_with_imputation(train: Callable, 
 # ---- DAT-02: cells that are no numbers, columns that are not there ---------------------------------------------
 
 
-def test_dat_02_text_cells_are_named_by_column_row_and_text(train: Callable, workplace: Path) -> None:
+def test_dat_02_text_cells_are_named_by_column_row_and_text(train: Callable, workspace: Path) -> None:
     rows = table_rows(40)
     rows[9][1], rows[30][1], rows[35][1] = "1,234", "n/a", "?"
     write_csv("table.csv", HEADER, rows)
     refused(train(*SMALL, *TABLE), "table.csv: column `x2` has 3 value(s)", "rows 10, 31, 36: '1,234', 'n/a', '?'")
 
 
-def test_dat_02_text_in_the_target_or_a_test_table_is_named_too(train: Callable, workplace: Path) -> None:
+def test_dat_02_text_in_the_target_or_a_test_table_is_named_too(train: Callable, workspace: Path) -> None:
     rows = table_rows(40)
     rows[12][2] = "dear"
     write_csv("table.csv", HEADER, rows)
@@ -117,13 +117,13 @@ def test_dat_02_text_in_the_target_or_a_test_table_is_named_too(train: Callable,
     refused(train(*SMALL, *TABLE, "data.test_path=other.csv"), "other.csv", "column `y`", "row 13: 'dear'")
 
 
-def test_dat_02_missing_columns_list_those_there_are(train: Callable, workplace: Path) -> None:
+def test_dat_02_missing_columns_list_those_there_are(train: Callable, workspace: Path) -> None:
     write_table("table.csv", 20)
     refused(train(*SMALL, *TABLE, "data.target=price"), "no column `price` (data.target)", "Columns: x1, x2, y")
     refused(train(*SMALL, *TABLE, "data.features=[x1,x9]"), "no column `x9` (data.features)", "Columns: x1, x2, y")
 
 
-def test_dat_02_blanks_round_column_names_are_stripped(train: Callable, workplace: Path) -> None:
+def test_dat_02_blanks_round_column_names_are_stripped(train: Callable, workspace: Path) -> None:
     write_csv("table.csv", ("x1 ", " x2", " y "), table_rows(40))
     result = train(*SMALL, *TABLE)
     assert result.exit_code == 0, result.output
@@ -133,7 +133,7 @@ def test_dat_02_blanks_round_column_names_are_stripped(train: Callable, workplac
 # ---- DAT-04: empty splits --------------------------------------------------------------------------------------
 
 
-def test_dat_04_tables_without_rows_name_the_file(train: Callable, workplace: Path) -> None:
+def test_dat_04_tables_without_rows_name_the_file(train: Callable, workspace: Path) -> None:
     write_csv("table.csv", HEADER, [])
     refused(train(*SMALL, *TABLE), "table.csv has a header but no rows")
     Path("table.csv").write_text("")
@@ -142,7 +142,7 @@ def test_dat_04_tables_without_rows_name_the_file(train: Callable, workplace: Pa
     refused(train(*SMALL, *TEXTS), "texts.csv has a header but no rows")
 
 
-def test_dat_04_empty_folders_name_the_folder(train: Callable, workplace: Path) -> None:
+def test_dat_04_empty_folders_name_the_folder(train: Callable, workspace: Path) -> None:
     refused(train(*SMALL, *PICTURES), f"There is no folder {Path('pictures').absolute()}")
     Path("pictures").mkdir()
     refused(train(*SMALL, *PICTURES), str(Path("pictures").absolute()), "found 0 classes", "train/CLASS/*.jpg")
@@ -153,7 +153,7 @@ def test_dat_04_empty_folders_name_the_folder(train: Callable, workplace: Path) 
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_dat_04_empty_val_and_test_are_refused_unless_asked_for(train: Callable, workplace: Path, split: str) -> None:
+def test_dat_04_empty_val_and_test_are_refused_unless_asked_for(train: Callable, workspace: Path, split: str) -> None:
     write_table("table.csv", 20)
     write_csv("none.csv", HEADER, [])
     source = "TableData (table.csv)"
@@ -166,7 +166,7 @@ def test_dat_04_empty_val_and_test_are_refused_unless_asked_for(train: Callable,
     refused(train(*SMALL, *PICTURES), f"The {split} split of ImageFolder (pictures) is empty")
 
 
-def test_dat_04_train_without_rows_is_refused(train: Callable, workplace: Path) -> None:
+def test_dat_04_train_without_rows_is_refused(train: Callable, workspace: Path) -> None:
     write_csv("table.csv", HEADER, table_rows(2))
     refused(train(*SMALL, *TABLE, "data.val_frac=0.4", "data.test_frac=0.5"), "The train split", "is empty")
     shares = ("data.val_frac=0.5", "data.test_frac=0.5")
@@ -177,7 +177,7 @@ def test_dat_04_train_without_rows_is_refused(train: Callable, workplace: Path) 
 
 
 @pytest.mark.parametrize("kind", ["table", "pictures", "texts"])
-def test_dat_04_no_validation_on_request_tests_the_last_checkpoint(train: Callable, workplace: Path, kind: str) -> None:
+def test_dat_04_no_validation_on_request_tests_the_last_checkpoint(train: Callable, workspace: Path, kind: str) -> None:
     write_table("table.csv", 40)
     write_csv("texts.csv", ("text", "label"), text_rows(40))
     write_pictures("pictures", {"ant": 12, "bee": 12})
@@ -195,7 +195,7 @@ def test_dat_04_no_validation_on_request_tests_the_last_checkpoint(train: Callab
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_dat_05_fewer_rows_than_a_batch_still_train(train: Callable, workplace: Path, accumulate: int) -> None:
+def test_dat_05_fewer_rows_than_a_batch_still_train(train: Callable, workspace: Path, accumulate: int) -> None:
     write_table("table.csv", 16)
     result = train(
         *SMALL, *TABLE, "data.batch_size=32", "trainer.max_epochs=3", f"engine.accumulate_batches={accumulate}"
@@ -230,14 +230,14 @@ class NormedImages(Normed):
 
 
 @pytest.fixture
-def normed(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def normed(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a module with two networks that have BatchNorm."""
-    (workplace / "field_normed.py").write_text(NORMED)
-    monkeypatch.syspath_prepend(str(workplace))
+    (workspace / "field_normed.py").write_text(NORMED)
+    monkeypatch.syspath_prepend(str(workspace))
     return "field_normed"
 
 
-def test_dat_06_last_row_is_left_out_of_training_only(train: Callable, workplace: Path, normed: str) -> None:
+def test_dat_06_last_row_is_left_out_of_training_only(train: Callable, workspace: Path, normed: str) -> None:
     rows = table_rows(33 + 17 + 9)
     for name, part in (("table", rows[:33]), ("val", rows[33:50]), ("test", rows[50:])):
         write_csv(f"{name}.csv", HEADER, part)
@@ -257,7 +257,7 @@ def test_dat_06_last_row_is_left_out_of_training_only(train: Callable, workplace
     assert "left out" not in whole.output
 
 
-def test_dat_06_images_with_one_left_over(train: Callable, workplace: Path, normed: str) -> None:
+def test_dat_06_images_with_one_left_over(train: Callable, workspace: Path, normed: str) -> None:
     for split, counts in (("train", {"ant": 17, "bee": 16}), ("val", {"ant": 5, "bee": 4}), ("test", {"ant": 9})):
         write_pictures(Path("pictures") / split, counts)
     result = train(*SMALL, *PICTURES, f"model.net._target_={normed}.NormedImages", "~model.net.hidden_dims")
@@ -265,7 +265,7 @@ def test_dat_06_images_with_one_left_over(train: Callable, workplace: Path, norm
     assert result.output.count("left out") == 1
 
 
-def test_dat_06_batches_of_one_are_refused_with_batch_norm(train: Callable, workplace: Path, normed: str) -> None:
+def test_dat_06_batches_of_one_are_refused_with_batch_norm(train: Callable, workspace: Path, normed: str) -> None:
     write_table("table.csv", 20)
     arguments = [argument for argument in TABLE if not argument.startswith("model.")]
     result = train(*SMALL, *arguments, f"model.net._target_={normed}.Normed", "data.batch_size=1")
@@ -278,7 +278,7 @@ def test_dat_06_batches_of_one_are_refused_with_batch_norm(train: Callable, work
 # ---- DAT-08: what was fitted stays with the run ----------------------------------------------------------------
 
 
-def test_dat_08_table_predicts_without_the_training_data(train: Callable, workplace: Path) -> None:
+def test_dat_08_table_predicts_without_the_training_data(train: Callable, workspace: Path) -> None:
     rows = [[*row[:2], ("red", "blue")[index % 2], row[2]] for index, row in enumerate(table_rows(60))]
     header = ("x1", "x2", "colour", "y")
     write_csv("table.csv", header, rows[:45])
@@ -295,7 +295,7 @@ def test_dat_08_table_predicts_without_the_training_data(train: Callable, workpl
     assert predicted["id"].to_list() == [str(number) for number in range(1, 17)]
 
 
-def test_dat_08_texts_predict_without_the_training_data(train: Callable, workplace: Path) -> None:
+def test_dat_08_texts_predict_without_the_training_data(train: Callable, workspace: Path) -> None:
     rows = text_rows(60)
     write_csv("texts.csv", ("text", "label"), rows[:45])
     write_csv("test.csv", ("text", "label"), rows[45:])
@@ -317,7 +317,7 @@ def test_dat_08_texts_predict_without_the_training_data(train: Callable, workpla
     assert result.metrics["test/loss"] == pytest.approx(-np.mean(log_likelihood), rel=1e-5)
 
 
-def test_dat_08_pictures_predict_without_the_training_data(train: Callable, workplace: Path) -> None:
+def test_dat_08_pictures_predict_without_the_training_data(train: Callable, workspace: Path) -> None:
     for split, counts in (("train", {"ant": 12, "bee": 12}), ("val", {"ant": 2}), ("test", {"ant": 5, "bee": 3})):
         write_pictures(Path("pictures") / split, counts)
     result = train(*SMALL, *PICTURES)
@@ -338,7 +338,7 @@ def test_dat_08_pictures_predict_without_the_training_data(train: Callable, work
     assert alone["probability"][0] == pytest.approx(predicted["probability"][3], abs=1e-6)
 
 
-def test_dat_08_evaluation_after_the_training_rows_changed_is_refused(train: Callable, workplace: Path) -> None:
+def test_dat_08_evaluation_after_the_training_rows_changed_is_refused(train: Callable, workspace: Path) -> None:
     rows = table_rows(60)
     write_csv("table.csv", HEADER, rows[:45])
     write_csv("test.csv", HEADER, rows[45:])
@@ -364,7 +364,7 @@ def test_dat_08_evaluation_after_the_training_rows_changed_is_refused(train: Cal
 # ---- DAT-09: labels outside the classes ------------------------------------------------------------------------
 
 
-def test_dat_09_label_outside_the_classes_is_named_by_file_and_row(train: Callable, workplace: Path) -> None:
+def test_dat_09_label_outside_the_classes_is_named_by_file_and_row(train: Callable, workspace: Path) -> None:
     rows = [[text, str(index % 3)] for index, (text, _) in enumerate(text_rows(60))]
     rows[41][1] = "7"
     write_csv("texts.csv", ("text", "label"), rows)
@@ -376,7 +376,7 @@ def test_dat_09_label_outside_the_classes_is_named_by_file_and_row(train: Callab
 
 
 @pytest.mark.parametrize("label", ["", " "])
-def test_dat_09_empty_label_is_named_by_row(train: Callable, workplace: Path, label: str) -> None:
+def test_dat_09_empty_label_is_named_by_row(train: Callable, workspace: Path, label: str) -> None:
     rows = text_rows(40)
     rows[17][1] = label
     write_csv("texts.csv", ("text", "label"), rows)
@@ -384,7 +384,7 @@ def test_dat_09_empty_label_is_named_by_row(train: Callable, workplace: Path, la
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_dat_09_label_of_one_split_only_is_named_with_its_count(train: Callable, workplace: Path, split: str) -> None:
+def test_dat_09_label_of_one_split_only_is_named_with_its_count(train: Callable, workspace: Path, split: str) -> None:
     rows = text_rows(40)
     write_csv("texts.csv", ("text", "label"), rows)
     write_csv("other.csv", ("text", "label"), [*rows[:8], ["a new text", "sideways"], ["another", "sideways"]])
@@ -392,7 +392,7 @@ def test_dat_09_label_of_one_split_only_is_named_with_its_count(train: Callable,
     refused(result, f"other.csv: the {split} rows", "'sideways' (2 rows)", "Training labels: down, up")
 
 
-def test_dat_09_labels_that_do_not_start_at_zero_are_names(train: Callable, workplace: Path) -> None:
+def test_dat_09_labels_that_do_not_start_at_zero_are_names(train: Callable, workspace: Path) -> None:
     rows = [[f"{text} {('a', 'b', 'c')[index % 3]}", index % 3 + 1] for index, (text, _) in enumerate(text_rows(60))]
     write_csv("texts.csv", ("text", "label"), rows)
     result = train(*SMALL, *TEXTS)
@@ -443,7 +443,7 @@ AUGMENTED = (
 )
 
 
-def test_dat_10_data_and_tasks_work_in_another_process(train: Callable, workplace: Path) -> None:
+def test_dat_10_data_and_tasks_work_in_another_process(train: Callable, workspace: Path) -> None:
     # There are no worker processes by design, but whatever a user sends to one must arrive
     contents = []
     recipes = (("experiment=regression",), AUGMENTED, ("experiment=nlp", "model.net.num_buckets=512"))
@@ -479,12 +479,12 @@ class Recorder:
 
 
 def test_dat_11_augmentation_differs_by_batch_and_epoch_and_repeats_by_seed(
-    train: Callable, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    train: Callable, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import importlib
 
-    (workplace / "field_recorder.py").write_text(RECORDER)
-    monkeypatch.syspath_prepend(str(workplace))
+    (workspace / "field_recorder.py").write_text(RECORDER)
+    monkeypatch.syspath_prepend(str(workspace))
     recorder = importlib.import_module("field_recorder")
     write_pictures("pictures", {"ant": 15, "bee": 15})
     augment = ("+data.augment.recorder._target_=field_recorder.Recorder", "+data.augment.recorder.strength=0.1")
@@ -507,7 +507,7 @@ def test_dat_11_augmentation_differs_by_batch_and_epoch_and_repeats_by_seed(
 # ---- DAT-12: shared memory, and rare classes --------------------------------------------------------------------
 
 
-def test_dat_12_rare_class_shows_beside_accuracy(train: Callable, workplace: Path) -> None:
+def test_dat_12_rare_class_shows_beside_accuracy(train: Callable, workspace: Path) -> None:
     def rows(count: int, prefix: str) -> list[list[str]]:
         return [[f"{prefix} {index}", "rare" if index % 100 == 99 else "usual"] for index in range(count)]
 
@@ -524,7 +524,7 @@ def test_dat_12_rare_class_shows_beside_accuracy(train: Callable, workplace: Pat
     assert "always 'usual'" in table
 
 
-def test_dat_12_there_are_no_worker_processes(train: Callable, workplace: Path) -> None:
+def test_dat_12_there_are_no_worker_processes(train: Callable, workspace: Path) -> None:
     result = train(*SMALL, *TEXTS, "data.num_workers=2")
     assert result.exit_code == 1
     assert "there is no key `data.num_workers`" in result.output

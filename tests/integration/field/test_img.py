@@ -72,7 +72,7 @@ def write_modes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("in_channels", [1, 3])
-def test_img_01_every_mode_has_the_asked_channels_and_colours(workplace: Path, in_channels: int) -> None:
+def test_img_01_every_mode_has_the_asked_channels_and_colours(workspace: Path, in_channels: int) -> None:
     write_modes(Path("modes"))
     for name, (_, lower, upper) in MODES.items():
         for background in (255, 30):
@@ -88,7 +88,7 @@ def test_img_01_every_mode_has_the_asked_channels_and_colours(workplace: Path, i
 
 
 @pytest.mark.parametrize("in_channels", [1, 3])
-def test_img_01_a_folder_of_all_modes_trains(train: Callable, workplace: Path, in_channels: int) -> None:
+def test_img_01_a_folder_of_all_modes_trains(train: Callable, workspace: Path, in_channels: int) -> None:
     write_modes(Path("pictures") / "train" / "ant")
     for split in ("train", "val", "test"):
         write_pictures(Path("pictures") / split, {"ant": 3, "bee": 6})
@@ -127,7 +127,7 @@ def write_turned(image: Image.Image, path: Path, orientation: int, **options: ob
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
-def test_img_03_all_orientations_give_the_upright_pixels(workplace: Path, suffix: str) -> None:
+def test_img_03_all_orientations_give_the_upright_pixels(workspace: Path, suffix: str) -> None:
     image = upright((6, 6))
     options = {"lossless": True} if suffix == "webp" else {}
     for orientation in STORED:
@@ -136,7 +136,7 @@ def test_img_03_all_orientations_give_the_upright_pixels(workplace: Path, suffix
         assert np.array_equal(pixels.permute(1, 2, 0).numpy(), np.asarray(image)), orientation
 
 
-def test_img_03_turned_photo_has_the_prediction_of_the_upright_one(train: Callable, workplace: Path) -> None:
+def test_img_03_turned_photo_has_the_prediction_of_the_upright_one(train: Callable, workspace: Path) -> None:
     write_pictures("pictures", {"ant": 12, "bee": 12})
     result = train(*SMALL, *PICTURES)
     assert result.exit_code == 0, result.output
@@ -169,7 +169,7 @@ def write_damaged(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
-def test_img_04_damaged_file_is_named_with_its_path(train: Callable, workplace: Path, kind: int) -> None:
+def test_img_04_damaged_file_is_named_with_its_path(train: Callable, workspace: Path, kind: int) -> None:
     write_pictures("pictures", {"ant": 12, "bee": 12})
     damaged = write_damaged(Path("pictures") / "ant")
     for path in damaged:
@@ -182,7 +182,7 @@ def test_img_04_damaged_file_is_named_with_its_path(train: Callable, workplace: 
     assert "Traceback" not in result.output
 
 
-def test_img_04_skipped_files_are_listed_and_not_counted(train: Callable, workplace: Path) -> None:
+def test_img_04_skipped_files_are_listed_and_not_counted(train: Callable, workspace: Path) -> None:
     for split in ("train", "val", "test"):
         write_pictures(Path("pictures") / split, {"ant": 6, "bee": 6})
     damaged = []
@@ -209,7 +209,7 @@ def test_img_04_skipped_files_are_listed_and_not_counted(train: Callable, workpl
     assert clean.record["skipped"] == []
 
 
-def test_img_04_nothing_readable_left_is_an_error(train: Callable, workplace: Path) -> None:
+def test_img_04_nothing_readable_left_is_an_error(train: Callable, workspace: Path) -> None:
     for split in ("train", "val", "test"):
         write_pictures(Path("pictures") / split, {"ant": 4})
         write_damaged(Path("pictures") / split / "bee")
@@ -220,7 +220,7 @@ def test_img_04_nothing_readable_left_is_an_error(train: Callable, workplace: Pa
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # what Pillow says of damaged EXIF data
-def test_img_04_any_truncation_of_any_format_is_named(workplace: Path) -> None:
+def test_img_04_any_truncation_of_any_format_is_named(workspace: Path) -> None:
     image = upright((12, 10))
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -239,7 +239,7 @@ def test_img_04_any_truncation_of_any_format_is_named(workplace: Path) -> None:
 # ---- IMG-05: class numbers --------------------------------------------------------------------------------------
 
 
-def test_img_05_class_numbers_come_from_training_for_all_splits(train: Callable, workplace: Path) -> None:
+def test_img_05_class_numbers_come_from_training_for_all_splits(train: Callable, workspace: Path) -> None:
     for split, names in (("train", ("ant", "cat", "dog")), ("val", ("cat", "dog")), ("test", ("dog",))):
         write_pictures(Path("pictures") / split, dict.fromkeys(names, 4))
     (Path("pictures") / "val" / "aaa").mkdir()  # a folder without pictures is no class
@@ -258,7 +258,7 @@ def test_img_05_class_numbers_come_from_training_for_all_splits(train: Callable,
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_img_05_class_that_training_lacks_is_named(train: Callable, workplace: Path, split: str) -> None:
+def test_img_05_class_that_training_lacks_is_named(train: Callable, workspace: Path, split: str) -> None:
     for name in ("train", "val", "test"):
         write_pictures(Path("pictures") / name, {"ant": 4, "cat": 4, **({"zebra": 3} if name == split else {})})
     result = train(*SMALL, *PICTURES)
@@ -267,7 +267,7 @@ def test_img_05_class_that_training_lacks_is_named(train: Callable, workplace: P
     assert "Training classes: ant, cat" in result.output
 
 
-def test_img_05_classes_that_appear_after_training_are_refused(train: Callable, workplace: Path) -> None:
+def test_img_05_classes_that_appear_after_training_are_refused(train: Callable, workspace: Path) -> None:
     for name in ("train", "val", "test"):
         write_pictures(Path("pictures") / name, {"bee": 4, "cat": 4})
     result = train(*SMALL, *PICTURES)

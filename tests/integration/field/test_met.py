@@ -53,7 +53,7 @@ def assert_equal_for_all_batch_sizes(run: Path) -> dict[str, float]:
 BATCH_SIZES = (1, 7, 8, NUM_TEST)
 
 
-def test_met_01_regression_equals_scikit_learn_for_all_batch_sizes(train: Callable, workplace: Path) -> None:
+def test_met_01_regression_equals_scikit_learn_for_all_batch_sizes(train: Callable, workspace: Path) -> None:
     rows = table_rows(49 + NUM_TEST)
     split_tables(("x1", "x2", "y"), rows)
     result = train(*SMALL, *TABLE, *OWN_SPLITS)
@@ -90,7 +90,7 @@ def cross_entropy(run: Path) -> float:
         return float(torch.nn.functional.cross_entropy(task(batch), batch["label"].long()))
 
 
-def test_met_01_vision_equals_scikit_learn_for_all_batch_sizes(train: Callable, workplace: Path) -> None:
+def test_met_01_vision_equals_scikit_learn_for_all_batch_sizes(train: Callable, workspace: Path) -> None:
     write_split_pictures({"train": {"ant": 9, "bee": 8, "cat": 6}, "val": {"ant": 2, "bee": 2}, "test": TEST_COUNTS})
     result = train(*SMALL, *PICTURES, "model.label_smoothing=0", "optim.lr=0.001")
     assert result.exit_code == 0, result.output
@@ -101,7 +101,7 @@ def test_met_01_vision_equals_scikit_learn_for_all_batch_sizes(train: Callable, 
     assert values["test/loss"] == pytest.approx(cross_entropy(result.folder), abs=1e-6)
 
 
-def test_met_01_text_equals_scikit_learn_for_all_batch_sizes(train: Callable, workplace: Path) -> None:
+def test_met_01_text_equals_scikit_learn_for_all_batch_sizes(train: Callable, workspace: Path) -> None:
     rows = text_rows(49 + NUM_TEST)
     rows[60:70] = [[text, "up"] for text, _ in rows[60:70]]  # wrong labels, so that not all is right
     split_tables(("text", "label"), rows)
@@ -119,7 +119,7 @@ def test_met_01_text_equals_scikit_learn_for_all_batch_sizes(train: Callable, wo
 
 @pytest.mark.parametrize("batch_size", [8, 1])
 def test_met_02_r2_is_over_the_epoch_also_with_batches_of_one_row(
-    train: Callable, workplace: Path, batch_size: int
+    train: Callable, workspace: Path, batch_size: int
 ) -> None:
     rows = table_rows(33 + 9 + 9)  # 33 = 4 x 8 + 1 and 9 = 8 + 1
     write_csv("train.csv", ("x1", "x2", "y"), rows[:33])
@@ -137,7 +137,7 @@ def test_met_02_r2_is_over_the_epoch_also_with_batches_of_one_row(
     assert history["train/loss_step"].drop_nulls().len() == -(-33 // batch_size)
 
 
-def test_met_02_split_of_one_row_is_refused_before_training(train: Callable, workplace: Path) -> None:
+def test_met_02_split_of_one_row_is_refused_before_training(train: Callable, workspace: Path) -> None:
     write_csv("table.csv", ("x1", "x2", "y"), table_rows(5))  # 15 % of 5 rows are 1 row
     result = train(*SMALL, *TABLE)
     assert result.exit_code == 1
@@ -149,7 +149,7 @@ def test_met_02_split_of_one_row_is_refused_before_training(train: Callable, wor
 # ---- MET-03: a class that is not there -------------------------------------------------------------------------
 
 
-def test_met_03_absent_class_does_not_lower_perfect_predictions(train: Callable, workplace: Path) -> None:
+def test_met_03_absent_class_does_not_lower_perfect_predictions(train: Callable, workspace: Path) -> None:
     write_split_pictures(
         {"train": {"ant": 8, "bee": 8, "cat": 8}, "val": {"bee": 3, "cat": 3}, "test": {"ant": 3, "cat": 2}}
     )
@@ -208,7 +208,7 @@ def test_met_05_sanity_steps_change_nothing(train: Callable, arguments: tuple[st
 
 
 @pytest.mark.parametrize("target", ["y", "[y]"])
-def test_met_07_target_of_one_column_has_the_shape_of_the_output(train: Callable, workplace: Path, target: str) -> None:
+def test_met_07_target_of_one_column_has_the_shape_of_the_output(train: Callable, workspace: Path, target: str) -> None:
     rows = [[float(x), 2.0 * x] for x in range(-20, 20)]
     write_csv("table.csv", ("x", "y"), rows)
     line = ("model=regression_linear", "optim=sgd", "optim.lr=0.1", "trainer.max_epochs=40")
@@ -220,7 +220,7 @@ def test_met_07_target_of_one_column_has_the_shape_of_the_output(train: Callable
     assert result.metrics["test/r2"] == pytest.approx(1, abs=1e-3)
 
 
-def test_met_07_several_targets_keep_their_columns(train: Callable, workplace: Path) -> None:
+def test_met_07_several_targets_keep_their_columns(train: Callable, workspace: Path) -> None:
     write_csv("table.csv", ("x", "y", "z"), [[float(x), 2.0 * x, -5.0 * x] for x in range(-20, 20)])
     line = ("model=regression_linear", "optim=sgd", "optim.lr=0.1", "trainer.max_epochs=40")
     arguments = [argument for argument in TABLE if not argument.startswith(("model.", "data.target"))]
@@ -238,14 +238,14 @@ def test_met_07_several_targets_keep_their_columns(train: Callable, workplace: P
     ],
 )
 def test_met_07_output_of_another_shape_is_refused_with_both_shapes(
-    train: Callable, workplace: Path, net: str, shape: str, monkeypatch: pytest.MonkeyPatch
+    train: Callable, workspace: Path, net: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"field_net_{abs(hash(net))}"
-    (workplace / f"{name}.py").write_text(
+    (workspace / f"{name}.py").write_text(
         f"import torch\nclass Net(torch.nn.Module):\n  def __init__(self):\n    super().__init__()\n"
         f"    self.head = torch.nn.Linear(2, 1)\n  {net}\n"
     )
-    monkeypatch.syspath_prepend(str(workplace))
+    monkeypatch.syspath_prepend(str(workspace))
     write_csv("table.csv", ("x1", "x2", "y"), table_rows(20))
     arguments = [argument for argument in TABLE if not argument.startswith("model.")]
     result = train(*SMALL, *arguments, f"model.net._target_={name}.Net")

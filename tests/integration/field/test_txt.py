@@ -34,7 +34,7 @@ UNKNOWN = "漢字仮名"
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_txt_01_empty_texts_train_and_predict(train: Callable, workplace: Path, model: str) -> None:
+def test_txt_01_empty_texts_train_and_predict(train: Callable, workspace: Path, model: str) -> None:
     rows = text_rows(40)
     for row, text in ((0, ""), (5, "   "), (9, UNKNOWN), (14, ""), (21, " \t")):
         rows[row][0] = text
@@ -63,7 +63,7 @@ def test_txt_01_empty_texts_train_and_predict(train: Callable, workplace: Path, 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_txt_01_logits_of_empty_batches_are_finite_in_train_and_eval(
-    train: Callable, workplace: Path, model: str
+    train: Callable, workspace: Path, model: str
 ) -> None:
     write_csv("texts.csv", ("text", "label"), text_rows(40))
     result = train(*arguments_for(model))
@@ -91,7 +91,7 @@ def write_latin(path: str = "texts.csv") -> list[list[str]]:
     return rows
 
 
-def test_txt_04_bytes_that_are_not_utf8_are_named_by_file_and_line(train: Callable, workplace: Path) -> None:
+def test_txt_04_bytes_that_are_not_utf8_are_named_by_file_and_line(train: Callable, workspace: Path) -> None:
     write_latin()
     result = train(*SMALL, *TEXTS)
     assert result.exit_code == 1
@@ -100,7 +100,7 @@ def test_txt_04_bytes_that_are_not_utf8_are_named_by_file_and_line(train: Callab
     assert "Traceback" not in result.output
 
 
-def test_txt_04_the_encoding_can_be_named_and_holds_for_prediction(train: Callable, workplace: Path) -> None:
+def test_txt_04_the_encoding_can_be_named_and_holds_for_prediction(train: Callable, workspace: Path) -> None:
     write_latin()
     result = train(*SMALL, *TEXTS, "data.encoding=latin-1", "data.min_count=1")
     assert result.exit_code == 0, result.output
@@ -111,7 +111,7 @@ def test_txt_04_the_encoding_can_be_named_and_holds_for_prediction(train: Callab
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252"])
-def test_txt_04_other_encodings_read_the_same_texts(train: Callable, workplace: Path, encoding: str) -> None:
+def test_txt_04_other_encodings_read_the_same_texts(train: Callable, workspace: Path, encoding: str) -> None:
     from leyden.data.tables import read_table
 
     Path("texts.csv").write_text("text,label\ndéjà vu,up\n€ 5,down\n", encoding=encoding)
@@ -120,14 +120,14 @@ def test_txt_04_other_encodings_read_the_same_texts(train: Callable, workplace: 
         assert read_table(Path("texts.csv")).columns == ["text", "label"]
 
 
-def test_txt_04_unknown_encoding_is_refused(train: Callable, workplace: Path) -> None:
+def test_txt_04_unknown_encoding_is_refused(train: Callable, workspace: Path) -> None:
     write_latin()
     result = train(*SMALL, *TEXTS, "data.encoding=latin-nonsense")
     assert result.exit_code == 1
     assert "`data.encoding` is 'latin-nonsense', which Python does not know" in result.output
 
 
-def test_txt_04_other_tables_are_checked_too(train: Callable, workplace: Path) -> None:
+def test_txt_04_other_tables_are_checked_too(train: Callable, workspace: Path) -> None:
     write_csv("texts.csv", ("text", "label"), text_rows(40))
     write_latin("test.csv")
     result = train(*SMALL, *TEXTS, "data.test_path=test.csv")
@@ -143,7 +143,7 @@ def test_txt_04_other_tables_are_checked_too(train: Callable, workplace: Path) -
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_txt_05_prediction_does_not_depend_on_the_longest_text(train: Callable, workplace: Path, model: str) -> None:
+def test_txt_05_prediction_does_not_depend_on_the_longest_text(train: Callable, workspace: Path, model: str) -> None:
     write_csv("texts.csv", ("text", "label"), text_rows(40))
     result = train(*arguments_for(model), "trainer.max_epochs=2")
     assert result.exit_code == 0, result.output
