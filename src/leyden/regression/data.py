@@ -39,7 +39,7 @@ class TableData(DataModule):
         test_path: a table of its own for the test; null takes `test_frac` of the rows.
         val_frac: share of the rows for validation; 0 asks for none.
         test_frac: share of the rows for the test.
-        split_seed: of the assignment of rows to splits; equal rows are never in two splits.
+        split_seed: of the assignment of rows to splits; rows with equal inputs are never in two splits.
         encoding: of text files.
         batch_size: global batch size.
         seed: of the order of samples.
