@@ -54,7 +54,9 @@ class TensorBoard(TensorBoardLogger):
 
     def log_results(self, config: dict[str, Any], results: dict[str, float], step: int) -> None:
         """Writes the run's one HPARAMS session: flat settings and the final metrics, which become scalars too."""
-        for summary in hparams(flatten(config), results):
+        # What is compared between runs; where files go and what runs beside training would only hide it.
+        compared = {key: value for key, value in config.items() if key not in ("callbacks", "logger", "paths")}
+        for summary in hparams(flatten(compared), results):
             self.experiment.file_writer.add_summary(summary)
         for name, value in results.items():
             self.experiment.add_scalar(name, value, step)
