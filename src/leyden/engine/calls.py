@@ -44,7 +44,8 @@ def plan_calls(task: Task, data: DataModule, trainer: Trainer) -> None:
     if within_epoch:
         trainer.val_check_interval = validate_every // data.batches_per_item
     if steps > 1:
-        log.info("Each call of the training loop takes %d steps (one takes %.1f ms).", steps, 1e3 * step_time_s)
+        measured = f" (one takes {1e3 * step_time_s:.1f} ms)" if step_time_s else ""
+        log.info("Each call of the training loop takes %d steps%s.", steps, measured)
 
 
 def limit_batches(num_batches: int, limit: float | int | None) -> int:

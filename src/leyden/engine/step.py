@@ -14,7 +14,7 @@ The weights make the gradient that of the mean over all N samples, however they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -71,7 +71,7 @@ def accumulate_gradient(
     compute: Callable[[Part], Tensor],
     backward: Callable[[Tensor], None],
     hold_back: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> Tensor:
+) -> None:
     """Adds up the gradient of the mean loss over all parts.
 
     Args:
@@ -79,27 +79,22 @@ def accumulate_gradient(
         compute: the mean loss of a part.
         backward: adds a loss's gradient.
         hold_back: a context in which processes do not exchange gradients; used for all parts but the last.
-
-    Returns:
-        the mean loss over this process's share, times its weight, detached; a scalar.
     """
-    total = None
+    assert parts, "a step without samples"
     for index, part in enumerate(parts):
         with nullcontext() if index == len(parts) - 1 else hold_back():
-            loss = compute(part) * part.weight
-            backward(loss)
-        total = loss.detach() if total is None else total + loss.detach()
-    assert total is not None, "a step without samples"
-    return total
+            backward(compute(part) * part.weight)
 
 
-def clip_gradient(parameters: Sequence[Tensor], max_norm: float | None, max_value: float | None) -> Tensor | None:
+def clip_gradient(parameters: Iterable[Tensor], max_norm: float | None, max_value: float | None) -> Tensor | None:
     """Clips in place by the L2 norm of the whole gradient, or each element by value.
 
     Returns:
         the norm before clipping, on the device, or None where nothing is clipped by norm.
     """
-    norm = None
+    if max_norm is None and max_value is None:
+        return None
+    parameters, norm = list(parameters), None
     if max_norm is not None:
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     if max_value is not None:

@@ -167,7 +167,7 @@ class Task(LightningModule):
             getattr(trainer.strategy, "block_backward_sync", nullcontext),  # strategies of several processes have it
         )
         self._grad_norm = clip_gradient(
-            list(self.net.parameters()), self.engine.gradient_clip_norm, self.engine.gradient_clip_value
+            self.net.parameters(), self.engine.gradient_clip_norm, self.engine.gradient_clip_value
         )
         self._lightning_optimizer.step()
 

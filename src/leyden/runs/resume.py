@@ -158,13 +158,14 @@ def resume_arguments(arguments: list[str]) -> list[str]:
     if {"-m", "--multirun"} & set(arguments):
         raise ConfigError("`resume` continues one run; it cannot be combined with a sweep (-m).")
     outputs = Path(given.get("paths.outputs", "outputs").strip("'\""))
-    folder = str(find_run(name, outputs).absolute()).replace("\\", "\\\\").replace('"', '\\"')
+    folder = find_run(name, outputs).absolute()
+    quoted = str(folder).replace("\\", "\\\\").replace('"', '\\"')
     others = [argument for argument in arguments if not argument.startswith("resume=")]
     return [
-        *past_overrides(Path(find_run(name, outputs))),
+        *past_overrides(folder),
         *others,
-        f'resume="{folder}"',
-        f'hydra.run.dir="{folder}"',
+        f'resume="{quoted}"',
+        f'hydra.run.dir="{quoted}"',
         "hydra.output_subdir=null",  # the folder keeps the config it started with
     ]
 
