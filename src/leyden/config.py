@@ -368,3 +368,14 @@ def _objective_problems(plain: dict[str, Any]) -> Iterator[str]:
         )
     elif metric.startswith("test/") and plain.get("test") is False:
         yield f"`objective.metric` is '{metric}', but `test` is false, so it is never known. Set test=true."
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested config as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

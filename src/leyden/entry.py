@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from leyden.config import conf_dir, conf_dirs, list_options
-from leyden.errors import USER_ERRORS
+from leyden.errors import USER_ERRORS, Interrupted
 
 log = logging.getLogger("leyden")
 
@@ -37,6 +37,8 @@ GROUPS = (
     "sweep",
     "debug",
 )
+
+JOB_FAILED = "A job of the sweep failed; see its train.log."
 
 EXAMPLES = """\
   python train.py                                              the default experiment
@@ -100,18 +102,21 @@ def _task(cfg: DictConfig) -> Any:
         if is_sweep:  # the other jobs go on; the sweep ends with a non-zero exit
             raise
         raise SystemExit(1) from err
+    except Interrupted as err:  # also the rest of a sweep
+        raise SystemExit(err.exit_code) from None
     except KeyboardInterrupt:
         log.error("Interrupted.")
         raise SystemExit(130) from None
-    except Exception:
+    except Exception as err:
         log.exception("The run failed.")
         if is_sweep:
+            err.add_note(JOB_FAILED)
             raise
         raise SystemExit(1) from None
 
 
 def train() -> None:
-    """Runs Hydra on sys.argv. Exit status: 0 done, 1 an error, 130 interrupted."""
+    """Runs Hydra on sys.argv. Exit status: 0 done, 1 an error, 130 interrupted, 143 terminated."""
     # Hydra would print its own shortened tracebacks; with this it raises, and the message is made here.
     asked_for_tracebacks = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -131,6 +136,13 @@ def train() -> None:
         from leyden.advice import explain_composition_error
 
         fail(explain_composition_error(err, sys.argv[1:]))
+    except OSError as err:
+        if asked_for_tracebacks or JOB_FAILED in getattr(err, "__notes__", ()):
+            raise
+        fail(
+            f"The run folder cannot be written: {err.strerror}: {err.filename}. "
+            "Make it writable (permission, space), or choose another place with paths.outputs=FOLDER."
+        )
     finally:
         if not asked_for_tracebacks:
             del os.environ["HYDRA_FULL_ERROR"]

@@ -3,6 +3,10 @@
 Errors in Leyden's own invariants are plain asserts, not these.
 """
 
+from __future__ import annotations
+
+from signal import Signals
+
 
 class ConfigError(ValueError):
     """The configuration asks for something that cannot be; raised before any work is done."""
@@ -18,6 +22,25 @@ class DataError(RuntimeError):
 
 class TrainingError(RuntimeError):
     """A run went wrong in a way that its numbers would not show (no steps, values that are not finite)."""
+
+
+class Interrupted(BaseException):
+    """The run was told to stop by a signal; not an error of the run, so nothing that handles errors handles it.
+
+    Args:
+        signal: which one.
+        step: optimiser steps taken, where training had begun.
+    """
+
+    def __init__(self, signal: Signals, step: int | None = None) -> None:
+        super().__init__(f"{'interrupted' if signal is Signals.SIGINT else 'terminated'} by {signal.name}")
+        self.signal = signal
+        self.step = step
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a process that a signal ended: 130 or 143."""
+        return 128 + self.signal
 
 
 USER_ERRORS = (ConfigError, HardwareError, DataError, TrainingError)

@@ -7,23 +7,25 @@ import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from leyden.callbacks.checkpoint import Checkpoint
+from leyden.callbacks.interruption import Interruption
 from leyden.callbacks.loggers import History, TensorBoard
 from leyden.config import validate
 from leyden.data.datamodule import DataModule
+from leyden.engine.checkpoint import read_checkpoint
 from leyden.engine.task import Task
-from leyden.errors import ConfigError, TrainingError
+from leyden.errors import ConfigError, Interrupted, TrainingError
 from leyden.hardware.plan import plan_hardware
 from leyden.runs.folder import RunRecord, command_line, write_json
 from leyden.runs.pictures import draw_curves, write_pictures
 from leyden.runs.results import build_table, compute_baseline, predict_probes
-from leyden.runs.resume import Stopped, check_resumable, load_stopped
+from leyden.runs.resume import Stopped, check_resumable, find_states, load_stopped, resume_command, set_aside
 from leyden.wiring import Assembly, assemble, drop_replaced_keys
 
 log = logging.getLogger(__name__)
@@ -65,31 +67,46 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
     if plan.num_threads is not None:
         torch.set_num_threads(plan.num_threads)
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    stopped = load_stopped(run_dir) if cfg.resume else None
-    assembly = None
-    if stopped is not None:  # what is wrong is said before the folder is touched
-        assembly = assemble(cfg, plan, run_dir)
-        check_resumable(stopped, assembly.config, fingerprint(assembly), cfg.resume_force)
-        log.info("Resuming after %d epochs (step %d).", stopped.epochs, stopped.steps)
-    record = (RunRecord.resumed if stopped else RunRecord)(run_dir, config, command_line())
-    record.update(hardware=plan.reason)
-    try:
-        assembly = assembly or assemble(cfg, plan, run_dir)
-        if isinstance(assembly.data, DataModule):
-            record.update(data=fingerprint(assembly), skipped=assembly.data.skipped)
+    interruption = Interruption()
+    with interruption.handled():
+        stopped = load_stopped(run_dir) if cfg.resume else None
+        assembly = None
+        if stopped is not None:  # what is wrong is said before the folder is touched
+            assembly = assemble(cfg, plan, run_dir, [interruption])
+            check_resumable(stopped, assembly.config, fingerprint(assembly), cfg.resume_force)
+            set_aside(stopped)
+            log.info("Resuming after %d epochs (step %d).", stopped.epochs, stopped.steps)
+        record = (RunRecord.resumed if stopped else RunRecord)(run_dir, config, command_line())
+        interruption.abort = lambda: record.finish("interrupted", "interrupted twice, so at once")
+        record.update(hardware=plan.reason)
         try:
-            objective = fit_and_test(assembly, run_dir, stopped)
-        finally:
-            close_loggers(assembly)
-    except BaseException as err:
-        # Lightning turns an interrupt into SystemExit
-        if isinstance(err, KeyboardInterrupt) or isinstance(err.__context__, KeyboardInterrupt):
-            record.finish("interrupted", "interrupted from the keyboard")
-            raise KeyboardInterrupt from err
-        record.finish("failed", f"{type(err).__name__}: {err}")
-        raise
-    record.finish("finished")
+            assembly = assembly or assemble(cfg, plan, run_dir, [interruption])
+            if isinstance(assembly.data, DataModule):
+                record.update(data=fingerprint(assembly), skipped=assembly.data.skipped)
+            try:
+                objective = fit_and_test(assembly, run_dir, stopped)
+            finally:
+                close_loggers(assembly)
+        except Interrupted as err:
+            end_interrupted(record, err, run_dir)
+            raise
+        except BaseException as err:
+            if interruption.received is not None:  # the same signal ended a process that the run needs
+                end_interrupted(record, interrupted := Interrupted(interruption.received), run_dir)
+                raise interrupted from err
+            record.finish("failed", f"{type(err).__name__}: {err}")
+            raise
+        record.finish("finished")
     return objective
+
+
+def end_interrupted(record: RunRecord, err: Interrupted, run_dir: Path) -> None:
+    """Writes down how a run was stopped, and says how to go on."""
+    state: Literal["interrupted", "terminated"] = str(err).split()[0]  # type: ignore[assignment]
+    record.finish(state, str(err))
+    at = f" at step {err.step}" if err.step else ""
+    how = f"Go on with: {resume_command(run_dir)}" if find_states(run_dir) else "Nothing was saved yet: start it again."
+    log.warning("The run was %s%s. %s", err, at, how)
 
 
 def fingerprint(assembly: Assembly) -> dict[str, Any] | None:
@@ -115,10 +132,13 @@ def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = No
         trainer.fit(task, datamodule=data, ckpt_path=str(stopped.checkpoint), weights_only=True)
     num_steps = trainer.global_step
     callback = next((c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoint)), None)
-    results = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    # What was measured before the run stopped still counts where nothing was left to train
+    results = dict(stopped.metrics) if stopped is not None else {}
+    results |= {name: float(value) for name, value in trainer.callback_metrics.items()}
     check_trained(task, num_steps, results)
     if callback is not None:
-        results |= check_checkpoint(Path(callback.path_to_test))
+        tested = callback.path_to_test
+        results |= check_checkpoint(tested)
     else:
         log.warning("callbacks.checkpoint is null: no checkpoint was kept, so the final weights are tested.")
     objective = results.get(config["objective"]["metric"])
@@ -128,11 +148,11 @@ def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = No
             datamodule=data,
             verbose=False,
             weights_only=True,
-            ckpt_path=callback.path_to_test if callback else None,
+            ckpt_path=str(tested) if callback else None,
         )
         results |= {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
     elif callback is not None:
-        task.load_state_dict(torch.load(callback.path_to_test, weights_only=True, map_location="cpu")["state_dict"])
+        task.load_state_dict(read_checkpoint(tested)["state_dict"])
     if config["objective"]["metric"].startswith("test/"):
         objective = results.get(config["objective"]["metric"])
     report(assembly, results, objective, num_steps, run_dir)
@@ -202,16 +222,10 @@ def check_checkpoint(path: Path) -> dict[str, float]:
     """Loads the checkpoint that will be tested and returns the metrics it keeps.
 
     Raises:
-        TrainingError: when it is not there, does not load, or holds weights that are not finite.
+        DataError: when it is not there or does not load.
+        TrainingError: when it holds weights that are not finite.
     """
-    if not path.is_file():
-        raise TrainingError(
-            f"The checkpoint {path or '(none)'} was not written. Is the run folder writable and the disk not full?"
-        )
-    try:
-        content = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as err:
-        raise TrainingError(f"The checkpoint {path} does not load: {err}") from err
+    content = read_checkpoint(path)
     bad = [k for k, v in content["state_dict"].items() if v.is_floating_point() and not torch.isfinite(v).all()]
     if bad:
         raise TrainingError(f"The checkpoint {path} has values that are not finite in {bad[0]}. Lower optim.lr.")

@@ -20,7 +20,7 @@ from leyden.callbacks.early_stopping import EarlyStopping
 from leyden.callbacks.loggers import History
 from leyden.config import FACTS, locate, parameters
 from leyden.data.datamodule import DataModule
-from leyden.engine.checkpoint import AtomicCheckpointIO
+from leyden.engine.checkpoint import CheckpointWriter
 from leyden.engine.settings import Engine
 from leyden.engine.task import Task
 from leyden.errors import USER_ERRORS, ConfigError
@@ -261,14 +261,20 @@ def build_trainer(
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         enable_progress_bar=any(callback.__class__.__name__ == "Progress" for callback in callbacks),
         use_distributed_sampler=False,
-        plugins=[AtomicCheckpointIO()],
+        plugins=[CheckpointWriter()],
         _convert_="all",
     )
     return trainer
 
 
-def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path) -> Assembly:
+def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path, callbacks: Sequence[Callback] = ()) -> Assembly:
     """Builds everything a run needs, in the order in which things can go wrong cheaply.
+
+    Args:
+        cfg: the composed config.
+        plan: the hardware.
+        run_dir: the run's own folder.
+        callbacks: of the runner's own; they come before those of the config.
 
     Raises:
         ConfigError, DataError: before any training.
@@ -285,6 +291,6 @@ def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path) -> Assembly:
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     has_val = not isinstance(data, DataModule) or data.num_samples("val") > 0
-    callbacks = build_callbacks(cfg, config, has_val)  # type: ignore[arg-type]
-    trainer = build_trainer(cfg, plan, run_dir, callbacks, build_loggers(cfg, run_dir), isinstance(task, Task))
+    built = [*callbacks, *build_callbacks(cfg, config, has_val)]  # type: ignore[arg-type]
+    trainer = build_trainer(cfg, plan, run_dir, built, build_loggers(cfg, run_dir), isinstance(task, Task))
     return Assembly(task, data, trainer, plan, config)  # type: ignore[arg-type]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,13 +134,41 @@ def test_no_such_run(train: Callable, arguments: tuple[str, ...], message: str) 
     assert result.folders == []
 
 
-def test_damaged_or_missing_checkpoint(train: Callable) -> None:
+def damage(path: Path) -> None:
+    """Turns over one bit of the largest record, as a bad disk does; the length stays."""
+    with zipfile.ZipFile(path) as archive:
+        record = max(archive.infolist(), key=lambda info: info.file_size)
+        content = archive.read(record)
+    whole = path.read_bytes()
+    assert whole.count(content) == 1
+    position = whole.index(content) + len(content) // 2
+    path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+@pytest.mark.parametrize("harm", [damage, truncate])
+def test_damaged_checkpoint_is_replaced_by_the_one_before(train: Callable, harm: Callable[[Path], None]) -> None:
+    straight = train("experiment=regression_diabetes", *CONSTANT, "trainer.max_epochs=4")
+    folder = train("experiment=regression_diabetes", *CONSTANT, "trainer.max_epochs=3").folder
+    harm(folder / "checkpoints" / "last.ckpt")
+    resumed = train(f"resume={folder}", "trainer.max_epochs=4")
+    assert resumed.exit_code == 0, resumed.output
+    assert re.search(r"last\.ckpt .*damaged.* Going on from .*last-1\.ckpt, the one before", resumed.output)
+    assert "Resuming after 2 epochs" in resumed.output
+    assert_equal_runs(straight.folder, folder)
+    assert (folder / "checkpoints" / "last.ckpt.damaged").is_file()
+
+
+def test_only_damaged_or_no_checkpoint(train: Callable) -> None:
     folder = train("experiment=regression", "trainer.max_epochs=1").folder
     last = folder / "checkpoints" / "last.ckpt"
-    last.write_bytes(last.read_bytes()[:1000])
+    truncate(last)
     result = train(f"resume={folder}", "trainer.max_epochs=2")
     assert result.exit_code == 1
-    assert "the file is damaged" in result.output
+    assert "so it is damaged" in result.output
     last.unlink()
     result = train(f"resume={folder}", "trainer.max_epochs=2")
-    assert "it stopped before its first epoch ended" in result.output
+    assert "it stopped before its first state was saved" in result.output

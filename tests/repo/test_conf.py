@@ -16,6 +16,9 @@ FILES = sorted(CONF.rglob("*.yaml"))
 
 # Scripts and people rely on these; taking one away is a breaking change and belongs in the CHANGELOG.
 GOLDEN = [
+    "callbacks.checkpoint.every_n_minutes",
+    "callbacks.checkpoint.every_n_steps",
+    "callbacks.checkpoint.keep",
     "callbacks.checkpoint.mode",
     "callbacks.checkpoint.monitor",
     "callbacks.early_stopping",

@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors"},
     "hardware": {"errors"},
     "engine": {"errors", "data"},
-    "callbacks": {"errors"},
+    "callbacks": {"errors", "config"},
     "runs": {"errors", "config", "data", "engine", "wiring"},
     "regression": {"errors", "data", "engine"},
     "vision": {"errors", "data", "engine"},

@@ -36,8 +36,9 @@ def plan_calls(task: Task, data: DataModule, trainer: Trainer) -> None:
         log.warning("Validation is at the end of optimiser steps: every %d batches.", validate_every)
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
     step_time_s = measure_step_s(task, data) if task.engine.steps_per_execution == "auto" else 0.0
+    save_every = getattr(trainer.checkpoint_callback, "every_n_steps", None)
     steps = task.engine.choose_steps_per_call(
-        step_time_s, every, validate_every // accumulate if within_epoch else None
+        step_time_s, every, validate_every // accumulate if within_epoch else None, save_every
     )
     steps = trainer.strategy.broadcast(steps)  # the processes must agree
     data.batches_per_item = steps * accumulate

@@ -1,27 +1,146 @@
-"""Checkpoint files: written so that a reader, or a run that was killed, never sees a part of one."""
+"""Checkpoint files: written beside the training, whole or not at all, and read with their checksums."""
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
+import zipfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import Tensor
+
+from leyden.errors import DataError, TrainingError
+
+log = logging.getLogger(__name__)
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place, flushes it to the disk, and renames it."""
+class CheckpointWriter(TorchCheckpointIO):
+    """Writes checkpoints in a thread of its own: training waits only while the state is copied to the host.
+
+    A file is written under another name, flushed to the disk and renamed, so that a reader, or a run that was
+    killed, never sees a part of one. A new checkpoint waits for the one before it, and raises what went wrong with it.
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: Future[None] | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        """Copies the state and starts to write it; `storage_options` are those of `write_checkpoint`."""
+        self.wait()
+        copied = apply_to_collection(checkpoint, Tensor, _copy_to_host)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending = self._thread.submit(write_checkpoint, copied, Path(path), **(storage_options or {}))
+
+    def wait(self) -> None:
+        """Waits until all is on the disk.
+
+        Raises:
+            TrainingError: when it could not be written.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
+        """Reads a checkpoint; never executes anything in it."""
+        self.wait()
+        return read_checkpoint(Path(path))
+
+    def teardown(self) -> None:
+        """Waits, and ends the thread. What could not be written is logged, since another error may be on its way."""
         try:
-            with temporary.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+            self.wait()
+        except TrainingError as err:
+            log.error("%s", err)
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def write_checkpoint(checkpoint: dict[str, Any], path: Path, keep: int = 1, also: Path | None = None) -> None:
+    """Writes a checkpoint, atomically.
+
+    Args:
+        checkpoint: tensors and plain values.
+        path: its place, such as `last.ckpt`.
+        keep: how many stay there in all: what was at `path` becomes `last-1.ckpt`, and so on.
+        also: a second place that gets the same content, such as `best.ckpt`.
+
+    Raises:
+        TrainingError: when that is not possible (no space, no permission); the files before it are still there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if also is not None:
+            _share(temporary, also)
+        for older, newer in zip(kept_paths(path, keep)[:0:-1], kept_paths(path, keep)[-2::-1], strict=True):
+            if newer.is_file():
+                newer.replace(older)
+        temporary.replace(path)
+    except (OSError, RuntimeError) as err:  # torch's writer says RuntimeError where the disk is full
+        reason = err.strerror if isinstance(err, OSError) and err.strerror else str(err).splitlines()[0]
+        there = [str(found) for found in kept_paths(path, max(keep, 2)) if found.is_file()]
+        last = f"The last good checkpoint is {there[0]}." if there else "There is no checkpoint yet."
+        raise TrainingError(
+            f"The checkpoint {path} could not be written: {reason}. {last} "
+            "Make space or the folder writable, then go on with resume=RUN_FOLDER."
+        ) from err
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def kept_paths(path: Path, keep: int) -> list[Path]:
+    """Where the newest `keep` checkpoints of a place are, newest first: last.ckpt, last-1.ckpt, ..."""
+    return [path, *(path.with_name(f"{path.stem}-{age}{path.suffix}") for age in range(1, keep))]
+
+
+def _share(source: Path, target: Path) -> None:
+    """Puts the content of a file at a second place, without a second write where the file system has hard links."""
+    temporary = source.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        shutil.copyfile(source, temporary)
+    temporary.replace(target)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint on the CPU after a look at its checksums; executes nothing in it.
+
+    Raises:
+        DataError: when it is not there, damaged, or Leyden did not write it.
+    """
+    if not path.is_file():
+        raise DataError(f"There is no checkpoint {path.absolute()}.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # compares each record with its CRC-32, which torch.load does not
+        if damaged is not None:
+            raise DataError(f"{path.absolute()} is damaged: the checksum of {damaged} is wrong.")
+        content: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    except DataError:
+        raise
+    except Exception as err:
+        reason = str(err).splitlines()[0] if str(err) else type(err).__name__
+        raise DataError(f"{path.absolute()} does not load as a checkpoint, so it is damaged: {reason}") from err
+    if "leyden" not in content:
+        raise DataError(f"{path.absolute()} was not written by Leyden: it has no config.")
+    return content

@@ -37,22 +37,25 @@ class Engine:
     gradient_clip_value: Annotated[float, Gt(0)] | None
     deterministic: bool
 
-    def choose_steps_per_call(self, step_time_s: float, log_every: int, validate_every: int | None) -> int:
+    def choose_steps_per_call(
+        self, step_time_s: float, log_every: int, validate_every: int | None, save_every: int | None = None
+    ) -> int:
         """Optimiser steps of one call of the training loop.
 
         Args:
             step_time_s: measured time of one step.
             log_every: steps between two points of the loss; a call must end at each.
             validate_every: steps between two validations within an epoch, if there are any.
+            save_every: steps between two checkpoints within an epoch, if there are any.
 
         Returns:
-            the largest number up to what is wanted that divides both intervals.
+            the largest number up to what is wanted that divides all intervals.
         """
         if isinstance(self.steps_per_execution, int):
             wanted = self.steps_per_execution
         else:
             wanted = min(MAX_STEPS_PER_CALL, max(1, int(TARGET_CALL_S / max(step_time_s, 1e-9))))
-        interval = math.gcd(log_every, validate_every or log_every)
+        interval = math.gcd(log_every, validate_every or log_every, save_every or log_every)
         return max(steps for steps in range(1, min(wanted, interval) + 1) if interval % steps == 0)
 
 

@@ -8,8 +8,10 @@ from contextlib import nullcontext
 from typing import Any, ClassVar, cast
 
 import torch
+from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.trainer.states import TrainerFn
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
@@ -17,6 +19,7 @@ from torchmetrics import MeanMetric, MetricCollection
 from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch, TensorLoader
 from leyden.engine.calls import plan_calls
+from leyden.engine.epoch_state import Seen, load_epoch, save_epoch
 from leyden.engine.optim import build_optimizer
 from leyden.engine.rng import seed_step
 from leyden.engine.schedule import Schedule
@@ -89,7 +92,7 @@ class Task(LightningModule):
         self._interval_loss = MeanLoss()
         self._num_steps = 1
         self._num_seen_elements = 0
-        self._seen: list[tuple[Tensor, int, Tensor, Tensor]] = []
+        self._seen: Seen = []
         self._grad_norm: Tensor | None = None
         self._last_finite: tuple[int, float] | None = None
 
@@ -145,6 +148,8 @@ class Task(LightningModule):
             self._optimise(batches[start : start + per_step], lengths[start : start + per_step])
         if self.trainer.global_step == self.trainer.max_steps:
             self.trainer.should_stop = True  # so that the last state is validated, wherever in an epoch it is
+        # Not in on_train_batch_end, which comes after the callbacks': what they save has to be complete.
+        self._log_interval(batch_idx)
 
     def _global_lengths(self, batches: list[Batch], item: int) -> list[int]:
         loader = self.trainer.train_dataloader
@@ -245,15 +250,15 @@ class Task(LightningModule):
         assert isinstance(optimizer, LightningOptimizer)
         self._lightning_optimizer = optimizer
         # Left over from the sanity check, which must not count.
-        for phase in ("train", "val"):
-            self.losses_of(phase).reset()
-            self.metrics_of(phase).reset()
+        self.losses_of("val").reset()
+        self.metrics_of("val").reset()
+        self._seen = [tuple(part) for part in apply_to_collection(self._seen, Tensor, lambda t: t.to(self.device))]
 
-    def on_train_batch_end(self, outputs: Any, item: Batch | list[Batch], batch_idx: int) -> None:
+    def _log_interval(self, item: int) -> None:
         """Reads and logs the loss since the last time: every `log_every_n_steps` steps of an epoch, and at its end."""
         trainer = self.trainer
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if self._steps_in_epoch(batch_idx) % every and batch_idx + 1 < trainer.num_training_batches:
+        if self.steps_in_epoch(item) % every and item + 1 < trainer.num_training_batches:
             return
         self._count_seen()
         loss = float(self._interval_loss.compute())
@@ -266,7 +271,7 @@ class Task(LightningModule):
             values["train/grad_norm"] = float(self._grad_norm)  # before clipping
         self._write(values)
 
-    def _steps_in_epoch(self, item: int) -> int:
+    def steps_in_epoch(self, item: int) -> int:
         """Optimiser steps of this epoch up to the end of an item of the loader."""
         loader = self.trainer.train_dataloader
         batches = loader.batch_indices(item).stop if isinstance(loader, TensorLoader) else item + 1
@@ -321,6 +326,23 @@ class Task(LightningModule):
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
         return optimizer
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["epoch_so_far"] = save_epoch(self.trainer, self.train_metrics, self._seen, self._num_seen_elements)
+        checkpoint["last_finite"] = self._last_finite
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            saved = checkpoint["epoch_so_far"]
+            self._seen, self._num_seen_elements = load_epoch(self.trainer, self.train_metrics, saved)
+            self._last_finite = checkpoint["last_finite"]
+
+    @property
+    def train_metrics(self) -> nn.ModuleDict:
+        """Everything that is added up over a training epoch."""
+        return nn.ModuleDict(
+            {"loss": self.losses_of("train"), "metrics": self.metrics_of("train"), "interval": self._interval_loss}
+        )
 
     def count_steps(self) -> int:
         """Optimiser steps of the whole run, which the schedule is laid out for."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from leyden.config import locate
 from leyden.data.datamodule import DataModule
+from leyden.engine.checkpoint import read_checkpoint
 from leyden.engine.schedule import Schedule
 from leyden.engine.task import Task
 from leyden.errors import ConfigError, DataError
@@ -60,13 +61,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         DataError: when there is none, it is damaged, or Leyden did not write it.
     """
     path = find_checkpoint(path)
-    try:
-        content = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as err:
-        reason = str(err).splitlines()[0] if str(err) else type(err).__name__
-        raise DataError(f"{path.absolute()} does not load as a checkpoint: {reason}") from err
-    if "leyden" not in content:
-        raise DataError(f"{path.absolute()} was not written by Leyden: it has no config.")
+    content = read_checkpoint(path)
     data_state = next((v for v in content.values() if isinstance(v, dict) and {"facts", "fitted"} <= set(v)), {})
     return Checkpoint(
         path, content["leyden"]["config"], content["state_dict"], data_state, content["leyden"]["metrics"]

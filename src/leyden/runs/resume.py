@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,10 @@ from typing import Any
 
 import yaml
 
+from leyden.config import flatten
 from leyden.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
 
 # What may differ from the run so far: it changes how long or where the run goes on, never what its steps compute.
 FREE = ("trainer.max_epochs", "trainer.max_steps", "hardware", "logger", "callbacks", "paths", "resume", "resume_force",
@@ -23,10 +28,12 @@ class Stopped:
 
     Attributes:
         folder: its run folder.
-        checkpoint: its last state.
+        checkpoint: its newest whole state.
+        damaged: newer states that are damaged.
         epochs: epochs it has completed.
         steps: optimiser steps it has taken.
         config: its resolved config.
+        metrics: their values at that state.
         batches_per_item: batches that a call of its training loop took.
         finished: whether it came to its end.
         data: the fingerprint of its data.
@@ -34,9 +41,11 @@ class Stopped:
 
     folder: Path
     checkpoint: Path
+    damaged: list[Path]
     epochs: int
     steps: int
     config: dict[str, Any]
+    metrics: dict[str, float]
     batches_per_item: int | None
     finished: bool
     data: dict[str, Any] | None
@@ -68,31 +77,52 @@ def past_overrides(folder: Path) -> list[str]:
 
 
 def load_stopped(folder: Path) -> Stopped:
-    """Reads where a run stands.
+    """Reads where a run stands: its newest state that is whole.
 
     Raises:
-        DataError: when it has no checkpoint yet, or a damaged one.
+        DataError: when it has no checkpoint yet, or damaged ones only.
     """
-    import torch
+    from leyden.engine.checkpoint import read_checkpoint
 
-    path = folder / "checkpoints" / "last.ckpt"
-    if not path.is_file():
-        raise DataError(f"{folder} has no checkpoint yet: it stopped before its first epoch ended. Start it again.")
-    try:
-        content = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as err:
-        raise DataError(f"{path.absolute()} does not load ({type(err).__name__}): the file is damaged.") from err
-    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    return Stopped(
-        folder=folder,
-        checkpoint=path,
-        epochs=content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
-        steps=content["global_step"],
-        config=content["leyden"]["config"],
-        batches_per_item=content["leyden"]["batches_per_item"],
-        finished=record["state"] == "finished",
-        data=record.get("data"),
-    )
+    paths = find_states(folder)
+    if not paths:
+        raise DataError(f"{folder} has no checkpoint yet: it stopped before its first state was saved. Start it again.")
+    problems: list[DataError] = []
+    for path in paths:
+        try:
+            content = read_checkpoint(path)
+        except DataError as err:
+            problems.append(err)
+            continue
+        for problem in problems:
+            log.warning("%s Going on from %s, the one before.", problem, path)
+        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        return Stopped(
+            folder=folder,
+            checkpoint=path,
+            damaged=paths[: len(problems)],
+            epochs=content["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
+            steps=content["global_step"],
+            config=content["leyden"]["config"],
+            metrics=content["leyden"]["metrics"],
+            batches_per_item=content["leyden"]["batches_per_item"],
+            finished=record["state"] == "finished",
+            data=record.get("data"),
+        )
+    raise DataError(" ".join(map(str, problems)))
+
+
+def find_states(folder: Path) -> list[Path]:
+    """The last states of a run, newest first: last.ckpt, last-1.ckpt, ..."""
+    numbered = {int(path.stem.removeprefix("last-")): path for path in (folder / "checkpoints").glob("last-*.ckpt")}
+    newest = folder / "checkpoints" / "last.ckpt"
+    return [*([newest] if newest.is_file() else []), *(numbered[age] for age in sorted(numbered))]
+
+
+def set_aside(stopped: Stopped) -> None:
+    """Renames damaged states, so that they do not push the whole one out of its place."""
+    for path in stopped.damaged:
+        path.replace(path.with_name(f"{path.name}.damaged"))
 
 
 def check_resumable(stopped: Stopped, config: Mapping[str, Any], data: dict[str, Any] | None, force: bool) -> None:
@@ -130,7 +160,7 @@ def check_same_maths(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: naming each key that would change what the steps compute.
     """
-    old, new = _flatten(before), _flatten(now)
+    old, new = flatten(before), flatten(now)
     changed = [
         f"{key} ({old.get(key, 'absent')} -> {new.get(key, 'absent')})"
         for key in sorted({*old, *new})
@@ -170,12 +200,8 @@ def resume_arguments(arguments: list[str]) -> list[str]:
     ]
 
 
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested config as dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+def resume_command(folder: Path) -> str:
+    """The command line that goes on with a run."""
+    here = Path.cwd()
+    shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    return f"python train.py {shlex.quote(f'resume={shown}')}"

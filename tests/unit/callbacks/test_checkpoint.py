@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 import leyden
 from leyden.callbacks.checkpoint import Checkpoint
+from leyden.engine.checkpoint import CheckpointWriter
 
 pytestmark = [
     # Lightning 2.6 with torch 2.12 and later
@@ -55,6 +56,7 @@ def run(
         max_epochs=num_epochs,
         accelerator="cpu",
         callbacks=[callback],
+        plugins=[CheckpointWriter()],
         logger=False,
         default_root_dir=folder,
         enable_progress_bar=False,
@@ -82,10 +84,11 @@ def test_best_and_last(tmp_path: Path, monitor: str, mode: Any, best: int) -> No
     callback = Checkpoint(monitor, mode)
     run(tmp_path, callback, Scripted([0.5, 0.9, 0.1, 0.3]), num_epochs=4)
     folder = tmp_path / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == ["best.ckpt", "last.ckpt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["best.ckpt", "last-1.ckpt", "last.ckpt"]
+    assert steps(folder / "last-1.ckpt") == 3
     assert steps(folder / "best.ckpt") == best
     assert steps(folder / "last.ckpt") == 4
-    assert callback.path_to_test == str(folder / "best.ckpt")
+    assert callback.path_to_test == folder / "best.ckpt"
 
 
 def test_best_may_lie_within_an_epoch(tmp_path: Path) -> None:
@@ -105,9 +108,9 @@ def test_without_a_metric_the_last_state_is_kept(tmp_path: Path) -> None:
     callback = Checkpoint(None, "min")
     run(tmp_path, callback, Scripted([0.5, 0.9, 0.1]), num_epochs=3, with_val=False)
     folder = tmp_path / "checkpoints"
-    assert [path.name for path in folder.iterdir()] == ["last.ckpt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["last-1.ckpt", "last.ckpt"]
     assert steps(folder / "last.ckpt") == 3
-    assert callback.path_to_test == str(folder / "last.ckpt")
+    assert callback.path_to_test == folder / "last.ckpt"
 
 
 def test_file_has_plain_values_with_config_version_and_metrics(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
-from leyden.callbacks.loggers import History, TensorBoard, flatten
+from leyden.callbacks.loggers import History, TensorBoard, flatten_for_hparams
 
 CONFIG: dict[str, Any] = {"seed": 0, "optim": {"lr": 0.1, "betas": [0.9, 0.999]}, "note": None, "name": "größe"}
 
@@ -110,4 +110,4 @@ def test_history_has_a_row_for_each_time_something_is_logged(tmp_path: Path) -> 
     ],
 )
 def test_flatten(config: dict[str, Any], flat: dict[str, Any]) -> None:
-    assert flatten(config) == flat
+    assert flatten_for_hparams(config) == flat
