@@ -75,9 +75,47 @@ def predict(
         typer.echo(f"{len(frame)} predictions written to {output}")
 
 
+prove = typer.Typer(help="Prove a promise on your own experiment.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(prove, name="prove")
+EXPERIMENT = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@prove.command(
+    context_settings=EXPERIMENT,
+    help="Prove that a killed and resumed run ends as one that was not, to the last bit.\n\n"
+    "Trains the experiment straight through, and once more killed by SIGKILL before random steps and resumed; exit 0 "
+    "only if weights, losses, samples, metrics.json and history.csv are all equal.\n\n"
+    "Example: leyden prove resume experiment=vision trainer.max_epochs=3 --kills 3",
+)
+def resume(
+    context: typer.Context,
+    kills: Annotated[int, typer.Option(min=1, help="How often the run is killed.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Of the choice of steps; default: another each time.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Keep the two runs here; default: a temporary folder.")] = None,
+) -> None:
+    """Prints a table of what differs."""
+    from tempfile import TemporaryDirectory
+
+    from rich.console import Console
+
+    from leyden.runs.prove_resume import prove_resume
+
+    with TemporaryDirectory(prefix="leyden-prove-") as temporary:
+        if folder is not None and folder.exists() and any(folder.iterdir()):
+            raise typer.BadParameter(f"{folder} is not empty.", param_hint="--folder")
+        place = (folder or Path(temporary)).absolute()
+        proof = _report_errors(lambda: prove_resume(context.args, kills, place, seed))
+    Console().print(proof.table())
+    raise typer.Exit(0 if proof.is_exact else 1)
+
+
 def _report_errors(action: Callable[[], T]) -> T:
     try:
         return action()
     except USER_ERRORS as err:
         typer.echo(f"{type(err).__name__}: {err}", err=True)
         raise typer.Exit(1) from err
+
+
+if __name__ == "__main__":
+    app()

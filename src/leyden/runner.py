@@ -123,7 +123,7 @@ def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = No
             logger.resume_from(stopped.steps)
         elif isinstance(logger, TensorBoard):
             logger.log_config(config)
-    if stopped is None:
+    if stopped is None or stopped.checkpoint is None:
         trainer.fit(task, datamodule=data)
     else:
         if isinstance(task, Task) and stopped.batches_per_item:
@@ -222,9 +222,11 @@ def check_checkpoint(path: Path) -> dict[str, float]:
     """Loads the checkpoint that will be tested and returns the metrics it keeps.
 
     Raises:
-        DataError: when it is not there or does not load.
-        TrainingError: when it holds weights that are not finite.
+        DataError: when it does not load.
+        TrainingError: when it is not there or holds weights that are not finite.
     """
+    if not path.is_file():
+        raise TrainingError(f"The checkpoint {path} was not written. Is the run folder writable and the disk not full?")
     content = read_checkpoint(path)
     bad = [k for k, v in content["state_dict"].items() if v.is_floating_point() and not torch.isfinite(v).all()]
     if bad:

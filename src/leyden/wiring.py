@@ -274,7 +274,7 @@ def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path, callbacks: Sequ
         cfg: the composed config.
         plan: the hardware.
         run_dir: the run's own folder.
-        callbacks: of the runner's own; they come before those of the config.
+        callbacks: of the runner's own; they come after those of the config.
 
     Raises:
         ConfigError, DataError: before any training.
@@ -291,6 +291,6 @@ def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path, callbacks: Sequ
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     has_val = not isinstance(data, DataModule) or data.num_samples("val") > 0
-    built = [*callbacks, *build_callbacks(cfg, config, has_val)]  # type: ignore[arg-type]
+    built = [*build_callbacks(cfg, config, has_val), *callbacks]  # type: ignore[arg-type]
     trainer = build_trainer(cfg, plan, run_dir, built, build_loggers(cfg, run_dir), isinstance(task, Task))
     return Assembly(task, data, trainer, plan, config)  # type: ignore[arg-type]

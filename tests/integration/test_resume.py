@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -162,13 +163,21 @@ def test_damaged_checkpoint_is_replaced_by_the_one_before(train: Callable, harm:
     assert (folder / "checkpoints" / "last.ckpt.damaged").is_file()
 
 
-def test_only_damaged_or_no_checkpoint(train: Callable) -> None:
+def test_damaged_checkpoints_only(train: Callable) -> None:
     folder = train("experiment=regression", "trainer.max_epochs=1").folder
-    last = folder / "checkpoints" / "last.ckpt"
-    truncate(last)
+    truncate(folder / "checkpoints" / "last.ckpt")
     result = train(f"resume={folder}", "trainer.max_epochs=2")
     assert result.exit_code == 1
     assert "so it is damaged" in result.output
-    last.unlink()
-    result = train(f"resume={folder}", "trainer.max_epochs=2")
-    assert "it stopped before its first state was saved" in result.output
+
+
+def test_run_that_stopped_before_its_first_state_starts_again_in_its_folder(train: Callable) -> None:
+    straight = train("experiment=regression", "trainer.max_epochs=2")
+    folder = train("experiment=regression", "trainer.max_epochs=2").folder
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "metrics.json").unlink()
+    (folder / "run.json").unlink()
+    resumed = train(f"resume={folder}")
+    assert resumed.exit_code == 0, resumed.output
+    assert "Resuming after 0 epochs (step 0)" in resumed.output
+    assert_equal_runs(straight.folder, folder)

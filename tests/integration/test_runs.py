@@ -99,9 +99,7 @@ def test_divergence_is_a_failure_and_no_checkpoint_holds_it(train: Callable) -> 
 
 
 def test_lost_checkpoint_is_a_failure(train: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    from leyden.callbacks.checkpoint import Checkpoint
-
-    monkeypatch.setattr(Checkpoint, "_save_checkpoint", lambda self, trainer, path: None)
+    monkeypatch.setattr("leyden.engine.checkpoint.write_checkpoint", lambda *_, **__: None)
     result = train("experiment=regression", *SHORT)
     assert result.exit_code == 1
     assert "was not written" in result.output

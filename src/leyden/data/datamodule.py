@@ -68,6 +68,7 @@ class DataModule(LightningDataModule):
         self.skipped: list[str] = []
         # Set by the wiring: what the network, the engine and the trainer need of the training loader.
         self.min_last_train = 1
+        self.with_index = False
         self.batches_per_item: int | None = None
         self.max_train_batches: int | None = None
 
@@ -170,6 +171,7 @@ class DataModule(LightningDataModule):
             trim=self.trim_batch,
             batches_per_item=self.batches_per_item if shuffle and grouped else None,
             max_batches=self.max_train_batches if shuffle and grouped else None,
+            with_index=self.with_index and shuffle,
         )
 
     def train_dataloader(self) -> TensorLoader | list[Any]:

@@ -27,6 +27,7 @@ class TensorLoader:
             many batches; None hands out each batch by itself.
         max_batches: batches of an epoch that count; None is all of them.
         trim: cuts what no row of a batch needs (padding), on the host before the batch goes to the device.
+        with_index: whether batches also carry `index` (B,), the numbers of their samples in the split.
         min_last: a last batch smaller than this is dropped (BatchNorm cannot train on one sample).
     """
 
@@ -42,6 +43,7 @@ class TensorLoader:
         trim: Callable[[Batch], Batch] | None = None,
         batches_per_item: int | None = None,
         max_batches: int | None = None,
+        with_index: bool = False,
     ) -> None:
         lengths = {name: len(tensor) for name, tensor in tensors.items()}
         assert len(set(lengths.values())) == 1, f"tensors of one split differ in length: {lengths}"
@@ -55,6 +57,7 @@ class TensorLoader:
         self.num_samples = next(iter(lengths.values()))
         last = self.num_samples % batch_size
         self.num_dropped = last if 0 < last < max(min_last, world_size if shuffle else 1) else 0
+        self.with_index = with_index
         self.batches_per_item = batches_per_item
         full = -(-(self.num_samples - self.num_dropped) // batch_size)
         self.num_batches = full if max_batches is None else min(full, max_batches)
@@ -111,4 +114,6 @@ class TensorLoader:
         start = index * self.batch_size
         part = rank_slice(order[start : start + self.global_length(index)], self.rank, self.world_size)
         cut = {name: tensor[part] for name, tensor in self.tensors.items()}
+        if self.with_index:
+            cut["index"] = part
         return self.trim(cut) if self.trim else cut

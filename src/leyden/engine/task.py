@@ -89,6 +89,8 @@ class Task(LightningModule):
         self.metrics = nn.ModuleDict()  # built in `setup`, when the subclass knows its classes or targets
         # The last values read, for the progress bar: reading them costs no device synchronisation.
         self.latest: dict[str, float] = {}
+        # Of the micro-batches of the step that is taken, on the device
+        self.losses_of_step: list[Tensor] = []
         self._interval_loss = MeanLoss()
         self._num_steps = 1
         self._num_seen_elements = 0
@@ -165,6 +167,7 @@ class Task(LightningModule):
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * rate
         optimizer.zero_grad()
+        self.losses_of_step.clear()
         accumulate_gradient(
             list(split_step(batches, lengths, self.engine.micro_batch_size, trainer.world_size)),
             lambda part: self._part_loss(part, step),
@@ -179,6 +182,7 @@ class Task(LightningModule):
     def _part_loss(self, part: Part, step: int) -> Tensor:
         seed_step(self.seed, step, part.position, self.global_rank, self.device)
         loss, outputs = self.compute_loss(part.batch)
+        self.losses_of_step.append(loss.detach())
         self._seen.append((loss.detach(), batch_length(part.batch), *self.metric_inputs(outputs.detach(), part.batch)))
         self._num_seen_elements += outputs.numel()
         if self._num_seen_elements > MAX_SEEN_ELEMENTS:

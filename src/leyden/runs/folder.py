@@ -64,6 +64,8 @@ class RunRecord:
     def resumed(cls, folder: Path, config: dict[str, Any], command: list[str]) -> RunRecord:
         """The record of a run that goes on: its start and first command stay, and this command is added."""
         record = cls(folder, config, command)
+        if not record.path.is_file():  # it was killed before it wrote any
+            return record
         before = json.loads(record.path.read_text(encoding="utf-8"))
         kept = {key: before[key] for key in ("command", "start", "data") if key in before}
         again = [*before.get("resumed", []), {"time": record.content["start"], "command": command}]

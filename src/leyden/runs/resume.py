@@ -6,7 +6,7 @@ import json
 import logging
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,11 @@ class Stopped:
 
     Attributes:
         folder: its run folder.
-        checkpoint: its newest whole state.
+        checkpoint: its newest whole state; None where it stopped before one was saved, and starts from its beginning.
         damaged: newer states that are damaged.
         epochs: epochs it has completed.
         steps: optimiser steps it has taken.
-        config: its resolved config.
+        config: its resolved config at that state.
         metrics: their values at that state.
         batches_per_item: batches that a call of its training loop took.
         finished: whether it came to its end.
@@ -40,15 +40,15 @@ class Stopped:
     """
 
     folder: Path
-    checkpoint: Path
-    damaged: list[Path]
-    epochs: int
-    steps: int
-    config: dict[str, Any]
-    metrics: dict[str, float]
-    batches_per_item: int | None
-    finished: bool
-    data: dict[str, Any] | None
+    checkpoint: Path | None = None
+    damaged: list[Path] = field(default_factory=list)
+    epochs: int = 0
+    steps: int = 0
+    config: dict[str, Any] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    batches_per_item: int | None = None
+    finished: bool = False
+    data: dict[str, Any] | None = None
 
 
 def find_run(name: str, outputs: Path) -> Path:
@@ -80,13 +80,13 @@ def load_stopped(folder: Path) -> Stopped:
     """Reads where a run stands: its newest state that is whole.
 
     Raises:
-        DataError: when it has no checkpoint yet, or damaged ones only.
+        DataError: when all its states are damaged.
     """
     from leyden.engine.checkpoint import read_checkpoint
 
     paths = find_states(folder)
-    if not paths:
-        raise DataError(f"{folder} has no checkpoint yet: it stopped before its first state was saved. Start it again.")
+    if not paths:  # it stopped before its first state was saved
+        return Stopped(folder)
     problems: list[DataError] = []
     for path in paths:
         try:
@@ -143,7 +143,7 @@ def check_resumable(stopped: Stopped, config: Mapping[str, Any], data: dict[str,
             f"{stopped.folder} is finished: it is at epoch {stopped.epochs} of {epochs} (step {stopped.steps}). "
             "Raise trainer.max_epochs to go on."
         )
-    if force:
+    if force or stopped.config is None:
         return
     check_same_maths(stopped.config, config)
     if stopped.data is not None and data != stopped.data:

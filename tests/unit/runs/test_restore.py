@@ -103,7 +103,7 @@ def test_damaged_file(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
         load_checkpoint(path)
-    assert str(caught.value).startswith(f"{path} does not load as a checkpoint: ")
+    assert str(caught.value).startswith(f"{path} does not load as a checkpoint, so it is damaged: ")
 
 
 def test_file_of_another_program(tmp_path: Path) -> None:
