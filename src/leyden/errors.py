@@ -30,10 +30,14 @@ class Interrupted(BaseException):
     Args:
         signal: which one.
         step: optimiser steps taken, where training had begun.
+
+    Attributes:
+        state: "interrupted" (by the user) or "terminated" (by the system), as run.json says it.
     """
 
     def __init__(self, signal: Signals, step: int | None = None) -> None:
-        super().__init__(f"{'interrupted' if signal is Signals.SIGINT else 'terminated'} by {signal.name}")
+        self.state = "interrupted" if signal is Signals.SIGINT else "terminated"
+        super().__init__(f"{self.state} by {signal.name}")
         self.signal = signal
         self.step = step
 

@@ -7,7 +7,7 @@ import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -102,8 +102,7 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
 
 def end_interrupted(record: RunRecord, err: Interrupted, run_dir: Path) -> None:
     """Writes down how a run was stopped, and says how to go on."""
-    state: Literal["interrupted", "terminated"] = str(err).split()[0]  # type: ignore[assignment]
-    record.finish(state, str(err))
+    record.finish(err.state, str(err))
     at = f" at step {err.step}" if err.step else ""
     how = f"Go on with: {resume_command(run_dir)}" if find_states(run_dir) else "Nothing was saved yet: start it again."
     log.warning("The run was %s%s. %s", err, at, how)
@@ -129,6 +128,8 @@ def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = No
         if isinstance(task, Task) and stopped.batches_per_item:
             steps = stopped.batches_per_item // task.engine.accumulate_batches
             task.engine = replace(task.engine, steps_per_execution=steps)
+        if isinstance(task, Task):
+            task.new_optim_settings = stopped.config is not None and stopped.config["optim"] != config["optim"]
         trainer.fit(task, datamodule=data, ckpt_path=str(stopped.checkpoint), weights_only=True)
     num_steps = trainer.global_step
     callback = next((c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoint)), None)

@@ -95,7 +95,8 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path, keep: int = 1, also
                 newer.replace(older)
         temporary.replace(path)
     except (OSError, RuntimeError) as err:  # torch's writer says RuntimeError where the disk is full
-        reason = err.strerror if isinstance(err, OSError) and err.strerror else str(err).splitlines()[0]
+        system = err if isinstance(err, OSError) else err.__context__  # which hides the system's own words
+        reason = system.strerror if isinstance(system, OSError) and system.strerror else str(err).splitlines()[0]
         there = [str(found) for found in kept_paths(path, max(keep, 2)) if found.is_file()]
         last = f"The last good checkpoint is {there[0]}." if there else "There is no checkpoint yet."
         raise TrainingError(

@@ -89,6 +89,9 @@ class Task(LightningModule):
         self.metrics = nn.ModuleDict()  # built in `setup`, when the subclass knows its classes or targets
         # The last values read, for the progress bar: reading them costs no device synchronisation.
         self.latest: dict[str, float] = {}
+        # Whether a resumed run takes the settings of `optim` from the config, where they differ from the checkpoint's.
+        self.new_optim_settings = False
+        self._optim_settings: list[dict[str, Any]] = []
         # Of the micro-batches of the step that is taken, on the device
         self.losses_of_step: list[Tensor] = []
         self._interval_loss = MeanLoss()
@@ -253,6 +256,9 @@ class Task(LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         self._lightning_optimizer = optimizer
+        if self.new_optim_settings:  # a checkpoint brings its own rate, weight decay, ... with the optimiser's state
+            for group, settings in zip(optimizer.param_groups, self._optim_settings, strict=True):
+                group.update(settings)
         # Left over from the sanity check, which must not count.
         self.losses_of("val").reset()
         self.metrics_of("val").reset()
@@ -329,6 +335,7 @@ class Task(LightningModule):
         optimizer = build_optimizer(self.optim, self.net)
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
+        self._optim_settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         return optimizer
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
