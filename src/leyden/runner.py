@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,9 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
             f"Use data.batch_size={plan.num_devices} or more, or fewer devices."
         )
     log.info("Hardware: %s", plan.reason)
+    if plan.accelerator == "cpu":
+        # Lightning lets torch ask NVML whether there is a GPU, and torch's optimisers ask that at every step
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
     if plan.num_threads is not None:
         torch.set_num_threads(plan.num_threads)
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
@@ -125,9 +128,6 @@ def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = No
     if stopped is None or stopped.checkpoint is None:
         trainer.fit(task, datamodule=data)
     else:
-        if isinstance(task, Task) and stopped.batches_per_item:
-            steps = stopped.batches_per_item // task.engine.accumulate_batches
-            task.engine = replace(task.engine, steps_per_execution=steps)
         if isinstance(task, Task):
             task.new_optim_settings = stopped.config is not None and stopped.config["optim"] != config["optim"]
         trainer.fit(task, datamodule=data, ckpt_path=str(stopped.checkpoint), weights_only=True)

@@ -168,7 +168,6 @@ class Checkpoint(LightningCheckpoint):
             "version": leyden.__version__,
             "config": self.config,
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
-            "batches_per_item": getattr(trainer.datamodule, "batches_per_item", None),  # type: ignore[attr-defined]
         }
 
     def state_dict(self) -> dict[str, Any]:

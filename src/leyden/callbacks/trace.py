@@ -11,6 +11,8 @@ from typing import Annotated, Any
 from annotated_types import Ge
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from leyden.errors import ConfigError
+
 
 class Trace(Callback):
     """Writes trace.jsonl in the run folder: step, epoch, rate, loss and sample numbers of each step.
@@ -33,14 +35,17 @@ class Trace(Callback):
         trainer.datamodule.with_index = True  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not hasattr(pl_module, "step_listeners"):
+            raise ConfigError(f"`callbacks.trace` needs a task of Leyden, but {type(pl_module).__name__} is none.")
+        pl_module.step_listeners.append(lambda: self._note(trainer, pl_module))  # type: ignore[operator, union-attr]
         kept = [row for row in read_trace(self._path) if row["step"] < trainer.global_step]
         self._path.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+    def _note(self, trainer: Trainer, task: Any) -> None:
         if trainer.global_step == self.kill_at_step:
             os.kill(os.getpid(), signal.SIGKILL)
-        losses = [float(loss).hex() for loss in pl_module.losses_of_step]  # type: ignore[union-attr]
-        rate = optimizer.param_groups[0]["lr"]
+        losses = [float(loss).hex() for loss in task.losses_of_step]
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
         self._rows.append({"step": trainer.global_step, "epoch": trainer.current_epoch, "lr": rate, "loss": losses})
 
     def on_train_batch_end(

@@ -70,6 +70,7 @@ class DataModule(LightningDataModule):
         self.min_last_train = 1
         self.with_index = False
         self.batches_per_item: int | None = None
+        self.cuts: set[int] = set()
         self.max_train_batches: int | None = None
 
     # ---- what a subclass gives -----------------------------------------------------------------------------
@@ -137,7 +138,9 @@ class DataModule(LightningDataModule):
     def num_train_batches(self) -> int:
         """Global batches of a training epoch."""
         return (
-            len(loader) if isinstance(loader := self._loader("train", shuffle=True, grouped=False), TensorLoader) else 0
+            len(loader)
+            if isinstance(loader := self.make_loader("train", shuffle=True, grouped=False), TensorLoader)
+            else 0
         )
 
     def describe(self) -> str:
@@ -156,7 +159,14 @@ class DataModule(LightningDataModule):
             result[split] = {"num_samples": self.num_samples(split), "hash": digest.hexdigest()}
         return result
 
-    def _loader(self, split: str, shuffle: bool, grouped: bool = True) -> TensorLoader | list[Any]:
+    def make_loader(self, split: str, shuffle: bool, grouped: bool = True) -> TensorLoader | list[Any]:
+        """The loader of a split, or an empty list where the split is empty.
+
+        Args:
+            split: "train", "val" or "test".
+            shuffle: whether each epoch has its own order.
+            grouped: whether batches come as the training loop takes them, several at a time, or one by one.
+        """
         if self.num_samples(split) == 0:
             return []
         trainer = self.trainer
@@ -170,12 +180,13 @@ class DataModule(LightningDataModule):
             min_last=self.min_last_train if shuffle else 1,
             trim=self.trim_batch,
             batches_per_item=self.batches_per_item if shuffle and grouped else None,
+            cuts=self.cuts if shuffle and grouped else (),
             max_batches=self.max_train_batches if shuffle and grouped else None,
             with_index=self.with_index and shuffle,
         )
 
     def train_dataloader(self) -> TensorLoader | list[Any]:
-        loader = self._loader("train", shuffle=True)
+        loader = self.make_loader("train", shuffle=True)
         if isinstance(loader, TensorLoader) and loader.num_dropped:
             log.warning(
                 "The last %d training sample(s) of each epoch are left out: too few for a batch of their own.",
@@ -184,10 +195,10 @@ class DataModule(LightningDataModule):
         return loader
 
     def val_dataloader(self) -> TensorLoader | list[Any]:
-        return self._loader("val", shuffle=False)
+        return self.make_loader("val", shuffle=False)
 
     def test_dataloader(self) -> TensorLoader | list[Any]:
-        return self._loader("test", shuffle=False)
+        return self.make_loader("test", shuffle=False)
 
     def on_after_batch_transfer(self, batch: Batch | list[Batch], dataloader_idx: int) -> Batch | list[Batch]:
         trainer = self.trainer

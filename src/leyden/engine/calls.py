@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Trainer
 
 from leyden.data.datamodule import DataModule
+from leyden.data.loaders import TensorLoader
 
 if TYPE_CHECKING:
     from leyden.engine.task import Task
@@ -37,16 +38,48 @@ def plan_calls(task: Task, data: DataModule, trainer: Trainer) -> None:
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
     step_time_s = measure_step_s(task, data) if task.engine.steps_per_execution == "auto" else 0.0
     save_every = getattr(trainer.checkpoint_callback, "every_n_steps", None)
-    steps = task.engine.choose_steps_per_call(
-        step_time_s, every, validate_every // accumulate if within_epoch else None, save_every
-    )
+    intervals = [
+        every,
+        *([validate_every // accumulate] if within_epoch else []),
+        *([save_every] if save_every else []),
+    ]
+    # Calls also end where the run goes on within an epoch, and where it stops
+    cuts = {task.batches_done, max(0, trainer.max_steps) * accumulate % -(-num_batches // accumulate * accumulate)}
+    if within_epoch:  # the trainer counts calls to the next validation, so all have to be alike
+        intervals += [cut // accumulate for cut in cuts if cut]
+        cuts = set()
+    steps = task.engine.choose_steps_per_call(step_time_s, intervals)
     steps = trainer.strategy.broadcast(steps)  # the processes must agree
     data.batches_per_item = steps * accumulate
+    data.cuts = cuts
+    if task.loops_to_restore:
+        loader = data.make_loader("train", shuffle=True)
+        assert isinstance(loader, TensorLoader)
+        realign(task.loops_to_restore, task.batches_done, loader)
     if within_epoch:
         trainer.val_check_interval = validate_every // data.batches_per_item
     if steps > 1:
         measured = f" (one takes {1e3 * step_time_s:.1f} ms)" if step_time_s else ""
         log.info("Each call of the training loop takes %d steps%s.", steps, measured)
+
+
+def realign(loops: dict[str, Any], batches_done: int, loader: TensorLoader) -> None:
+    """Rewrites a checkpoint's count of calls within the epoch for calls that take other numbers of batches.
+
+    Args:
+        loops: the trainer's progress in the checkpoint.
+        batches_done: batches that the epoch had handed out.
+        loader: in calls as they are now; one of them ends after these batches.
+    """
+    progress = loops["fit_loop"]["epoch_loop.batch_progress"]
+    done = progress["current"]["ready"]
+    if not done:
+        return
+    # At the end of an epoch the loader's position is the start of the next
+    shift = (loader.items_until(batches_done) if batches_done else len(loader)) - done
+    for counts in (progress["current"], progress["total"]):
+        for name in counts:
+            counts[name] += shift
 
 
 def limit_batches(num_batches: int, limit: float | int | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -37,16 +38,12 @@ class Engine:
     gradient_clip_value: Annotated[float, Gt(0)] | None
     deterministic: bool
 
-    def choose_steps_per_call(
-        self, step_time_s: float, log_every: int, validate_every: int | None, save_every: int | None = None
-    ) -> int:
+    def choose_steps_per_call(self, step_time_s: float, intervals: Sequence[int]) -> int:
         """Optimiser steps of one call of the training loop.
 
         Args:
             step_time_s: measured time of one step.
-            log_every: steps between two points of the loss; a call must end at each.
-            validate_every: steps between two validations within an epoch, if there are any.
-            save_every: steps between two checkpoints within an epoch, if there are any.
+            intervals: steps of an epoch between two points of the loss, two checkpoints, ...; a call ends at each.
 
         Returns:
             the largest number up to what is wanted that divides all intervals.
@@ -55,7 +52,7 @@ class Engine:
             wanted = self.steps_per_execution
         else:
             wanted = min(MAX_STEPS_PER_CALL, max(1, int(TARGET_CALL_S / max(step_time_s, 1e-9))))
-        interval = math.gcd(log_every, validate_every or log_every, save_every or log_every)
+        interval = math.gcd(*intervals)
         return max(steps for steps in range(1, min(wanted, interval) + 1) if interval % steps == 0)
 
 

@@ -83,7 +83,8 @@ def accumulate_gradient(
     assert parts, "a step without samples"
     for index, part in enumerate(parts):
         with nullcontext() if index == len(parts) - 1 else hold_back():
-            backward(compute(part) * part.weight)
+            loss = compute(part)
+            backward(loss if part.weight == 1 else loss * part.weight)
 
 
 def clip_gradient(parameters: Iterable[Tensor], max_norm: float | None, max_value: float | None) -> Tensor | None:

@@ -19,6 +19,7 @@ from torchmetrics import MeanMetric, MetricCollection
 from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch, TensorLoader
 from leyden.engine.calls import plan_calls
+from leyden.engine.direct import choose_calls
 from leyden.engine.epoch_state import Seen, load_epoch, save_epoch
 from leyden.engine.optim import build_optimizer
 from leyden.engine.rng import seed_step
@@ -92,6 +93,11 @@ class Task(LightningModule):
         # Whether a resumed run takes the settings of `optim` from the config, where they differ from the checkpoint's.
         self.new_optim_settings = False
         self._optim_settings: list[dict[str, Any]] = []
+        # Where a resumed run stands in its epoch: batches done, and the trainer's progress in the checkpoint
+        self.batches_done = 0
+        self.loops_to_restore: dict[str, Any] = {}
+        # Called before each optimiser step, when its gradient is known; cheaper than a callback's hook.
+        self.step_listeners: list[Callable[[], None]] = []
         # Of the micro-batches of the step that is taken, on the device
         self.losses_of_step: list[Tensor] = []
         self._interval_loss = MeanLoss()
@@ -174,13 +180,15 @@ class Task(LightningModule):
         accumulate_gradient(
             list(split_step(batches, lengths, self.engine.micro_batch_size, trainer.world_size)),
             lambda part: self._part_loss(part, step),
-            self.manual_backward,
+            self._calls.backward,
             getattr(trainer.strategy, "block_backward_sync", nullcontext),  # strategies of several processes have it
         )
         self._grad_norm = clip_gradient(
             self.net.parameters(), self.engine.gradient_clip_norm, self.engine.gradient_clip_value
         )
-        self._lightning_optimizer.step()
+        for listener in self.step_listeners:
+            listener()
+        self._calls.step()
 
     def _part_loss(self, part: Part, step: int) -> Tensor:
         seed_step(self.seed, step, part.position, self.global_rank, self.device)
@@ -255,7 +263,7 @@ class Task(LightningModule):
         self._num_steps = self.count_steps()
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
-        self._lightning_optimizer = optimizer
+        self._calls = choose_calls(self, self.trainer, optimizer)
         if self.new_optim_settings:  # a checkpoint brings its own rate, weight decay, ... with the optimiser's state
             for group, settings in zip(optimizer.param_groups, self._optim_settings, strict=True):
                 group.update(settings)
@@ -341,12 +349,16 @@ class Task(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["epoch_so_far"] = save_epoch(self.trainer, self.train_metrics, self._seen, self._num_seen_elements)
         checkpoint["last_finite"] = self._last_finite
+        loader = self.trainer.train_dataloader
+        checkpoint["batches_done"] = loader.batches_done if isinstance(loader, TensorLoader) else 0
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.trainer.state.fn == TrainerFn.FITTING:
             saved = checkpoint["epoch_so_far"]
             self._seen, self._num_seen_elements = load_epoch(self.trainer, self.train_metrics, saved)
             self._last_finite = checkpoint["last_finite"]
+            self.loops_to_restore = checkpoint["loops"]
+            self.batches_done = checkpoint["batches_done"]
 
     @property
     def train_metrics(self) -> nn.ModuleDict:

@@ -34,7 +34,6 @@ class Stopped:
         steps: optimiser steps it has taken.
         config: its resolved config at that state.
         metrics: their values at that state.
-        batches_per_item: batches that a call of its training loop took.
         finished: whether it came to its end.
         data: the fingerprint of its data.
     """
@@ -46,7 +45,6 @@ class Stopped:
     steps: int = 0
     config: dict[str, Any] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    batches_per_item: int | None = None
     finished: bool = False
     data: dict[str, Any] | None = None
 
@@ -105,7 +103,6 @@ def load_stopped(folder: Path) -> Stopped:
             steps=content["global_step"],
             config=content["leyden"]["config"],
             metrics=content["leyden"]["metrics"],
-            batches_per_item=content["leyden"]["batches_per_item"],
             finished=record["state"] == "finished",
             data=record.get("data"),
         )

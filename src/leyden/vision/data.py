@@ -69,12 +69,14 @@ class ImageData(DataModule):
         return splits
 
     def transform_batch(self, batch: Batch, generator: torch.Generator | None) -> Batch:
-        image = batch["image"].float().div_(255)
-        if generator is not None:
-            for change in self.augment:
-                image = change(image, generator)
+        image = batch["image"].float()
         mean, std = (torch.tensor(v, device=image.device).view(1, -1, 1, 1) for v in (self.mean, self.std))
-        return {**batch, "image": (image - mean).div_(std)}
+        if generator is None:  # to 0 .. 1 and to mean 0 and deviation 1 at once
+            return {**batch, "image": image.mul_(1 / (255 * std)).sub_(mean / std)}
+        image = image.mul_(1 / 255)
+        for change in self.augment:
+            image = change(image, generator)
+        return {**batch, "image": image.mul(1 / std).sub_(mean / std)}
 
     @property
     def has_augmentation(self) -> bool:

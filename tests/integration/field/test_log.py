@@ -220,7 +220,7 @@ def test_log_07_checkpoint_names_are_flat_and_the_value_is_in_the_file(
     folder = result.folder / "checkpoints"
     assert all(path.is_file() for path in folder.iterdir())
     # A metric of the test is known only after training, so there is no best one
-    names = ["last.ckpt"] if metric == "test/mae" else ["best.ckpt", "last.ckpt"]
+    names = ["last-1.ckpt", "last.ckpt"] if metric == "test/mae" else ["best.ckpt", "last-1.ckpt", "last.ckpt"]
     assert sorted(path.name for path in folder.iterdir()) == names
     if metric == "test/mae":
         assert result.output.count("`test/mae` is known only after training") == 1

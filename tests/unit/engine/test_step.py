@@ -148,14 +148,14 @@ def test_several_steps_per_call_change_nothing(tmp_path: Path, steps: int) -> No
 
 def test_calls_end_where_something_is_logged_or_validated() -> None:
     engine = replace(PLAIN_STEP, steps_per_execution=16)
-    assert engine.choose_steps_per_call(0.0, log_every=20, validate_every=None) == 10
-    assert engine.choose_steps_per_call(0.0, log_every=50, validate_every=None) == 10
-    assert engine.choose_steps_per_call(0.0, log_every=20, validate_every=8) == 4
-    assert engine.choose_steps_per_call(0.0, log_every=7, validate_every=None) == 7
+    assert engine.choose_steps_per_call(0.0, [20]) == 10
+    assert engine.choose_steps_per_call(0.0, [50]) == 10
+    assert engine.choose_steps_per_call(0.0, [20, 8]) == 4
+    assert engine.choose_steps_per_call(0.0, [7]) == 7
     auto = replace(PLAIN_STEP, steps_per_execution="auto")
     # 50 ms a call: five steps of 10 ms, one of 100 ms
-    assert auto.choose_steps_per_call(0.01, log_every=100, validate_every=None) == 5
-    assert auto.choose_steps_per_call(0.1, log_every=100, validate_every=None) == 1
+    assert auto.choose_steps_per_call(0.01, [100]) == 5
+    assert auto.choose_steps_per_call(0.1, [100]) == 1
 
 
 def test_weights_add_up_to_the_world_size() -> None:

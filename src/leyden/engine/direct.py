@@ -1,0 +1,68 @@
+"""Backward pass and optimiser step without the trainer's wrappers, where nothing would notice.
+
+Lightning wraps both in hooks of every callback and in profiler contexts, which cost a third of a small step. Where no
+callback and no task listens to these hooks, one process trains, and the precision needs no scaler, the wrappers do
+nothing but count the steps, and that is done here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
+# Their backward pass and optimiser step are torch's own; what they do besides is around the whole training step.
+PLAIN_PRECISIONS = (Precision, DoublePrecision, HalfPrecision, MixedPrecision)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """How a step's two calls are made.
+
+    Attributes:
+        backward: adds the gradient of a loss.
+        step: lets the optimiser take its step, and counts it.
+    """
+
+    backward: Callable[[Tensor], None]
+    step: Callable[[], None]
+
+
+def choose_calls(task: LightningModule, trainer: Trainer, optimizer: LightningOptimizer) -> Calls:
+    """The direct calls where they do the same as Lightning's, otherwise Lightning's."""
+    if not may_call_directly(task, trainer):
+        return Calls(task.manual_backward, lambda: optimizer.step())
+    progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+    inner = optimizer.optimizer
+
+    def step() -> None:
+        progress.increment_ready()
+        inner.step()
+        progress.increment_completed()
+
+    return Calls(Tensor.backward, step)
+
+
+def may_call_directly(task: LightningModule, trainer: Trainer) -> bool:
+    """Whether Lightning's wrappers of backward and step would do nothing."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    listens = any(is_overridden(hook, callback, Callback) for callback in callbacks for hook in HOOKS)
+    listens |= any(is_overridden(hook, task, LightningModule) for hook in (*HOOKS, "backward", "optimizer_step"))
+    precision = trainer.precision_plugin
+    return (
+        not listens
+        and type(trainer.strategy) is SingleDeviceStrategy
+        and type(precision) in PLAIN_PRECISIONS
+        and getattr(precision, "scaler", None) is None
+        and isinstance(trainer.profiler, PassThroughProfiler)  # type: ignore[attr-defined]
+        and not torch.is_anomaly_enabled()
+    )
