@@ -100,7 +100,10 @@ class Checkpoint(LightningCheckpoint):
             self._save_better(trainer, always=trainer.should_stop)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save_better(trainer, always=self._is_at_end_of_epoch(trainer) or self.saved_step != trainer.global_step)
+        if self._is_at_end_of_epoch(trainer) or self.saved_step != trainer.global_step:
+            self._save_better(trainer, always=True)
+        elif self._notes_better(trainer):  # trainer.max_steps within an epoch: last.ckpt goes on in the middle of it
+            trainer.save_checkpoint(self.folder / "best.ckpt", weights_only=False)
 
     @staticmethod
     def _is_at_end_of_epoch(trainer: Trainer) -> bool:
@@ -114,12 +117,17 @@ class Checkpoint(LightningCheckpoint):
             wait()  # what could not be written must not look like a good end
 
     def _save_better(self, trainer: Trainer, always: bool = False) -> None:
-        score = self._score(trainer)
-        if score is not None and self._is_better(score):
-            self.best_score = score
+        if self._notes_better(trainer):
             self.save(trainer, as_best=True)
         elif always or self._is_due:
             self.save(trainer)
+
+    def _notes_better(self, trainer: Trainer) -> bool:
+        score = self._score(trainer)
+        if score is None or not self._is_better(score):
+            return False
+        self.best_score = score
+        return True
 
     def _score(self, trainer: Trainer) -> float | None:
         if self.monitor is None:

@@ -137,11 +137,7 @@ class DataModule(LightningDataModule):
     @property
     def num_train_batches(self) -> int:
         """Global batches of a training epoch."""
-        return (
-            len(loader)
-            if isinstance(loader := self.make_loader("train", shuffle=True, grouped=False), TensorLoader)
-            else 0
-        )
+        return len(self.make_loader("train", shuffle=True, grouped=False))
 
     def describe(self) -> str:
         """The data set's name for messages, with its path where it has one."""

@@ -38,15 +38,12 @@ def plan_calls(task: Task, data: DataModule, trainer: Trainer) -> None:
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
     step_time_s = measure_step_s(task, data) if task.engine.steps_per_execution == "auto" else 0.0
     save_every = getattr(trainer.checkpoint_callback, "every_n_steps", None)
-    intervals = [
-        every,
-        *([validate_every // accumulate] if within_epoch else []),
-        *([save_every] if save_every else []),
-    ]
+    intervals = [every, *([save_every] if save_every else [])]
     # Calls also end where the run goes on within an epoch, and where it stops
-    cuts = {task.batches_done, max(0, trainer.max_steps) * accumulate % -(-num_batches // accumulate * accumulate)}
+    steps_per_epoch = -(-num_batches // accumulate)
+    cuts = {task.batches_done, max(0, trainer.max_steps) % steps_per_epoch * accumulate}
     if within_epoch:  # the trainer counts calls to the next validation, so all have to be alike
-        intervals += [cut // accumulate for cut in cuts if cut]
+        intervals += [validate_every // accumulate, *(cut // accumulate for cut in cuts if cut)]
         cuts = set()
     steps = task.engine.choose_steps_per_call(step_time_s, intervals)
     steps = trainer.strategy.broadcast(steps)  # the processes must agree

@@ -47,18 +47,31 @@ def test_ckp_01_resume_evaluate_and_plain_load(train: Callable, leyden: Callable
 # ---- CKP-02: the middle of an epoch ------------------------------------------------------------------------------
 
 
-def test_ckp_02_each_sample_once_over_stop_and_resume(train: Callable) -> None:
+@pytest.mark.parametrize("metric", ["val/loss", "train/loss"])
+@pytest.mark.parametrize("steps_per_call", ["1", "8"])
+def test_ckp_02_each_sample_once_over_stop_and_resume(train: Callable, metric: str, steps_per_call: str) -> None:
     from leyden.callbacks.trace import read_trace
 
-    write_table("table.csv", 20)
+    write_table("table.csv", 24)
     trace = "+callbacks.trace._target_=leyden.callbacks.trace.Trace"
-    arguments = ("experiment=regression", *SMALL, *TABLE, "data.batch_size=2", "data.val_frac=0", "data.test_frac=0.2")
-    stopped = train(*arguments, trace, "trainer.max_steps=3")
-    resumed = train(f"resume={stopped.folder}", "trainer.max_steps=-1")
+    sizes = (
+        "data.batch_size=2",
+        "data.val_frac=0.2",
+        "data.test_frac=0.1",
+        f"engine.steps_per_execution={steps_per_call}",
+    )
+    arguments = ("experiment=regression", *SMALL, *TABLE, *sizes, f"objective.metric={metric}", trace)
+    stopped = train(*arguments, "trainer.max_steps=3")
+    again = train(f"resume={stopped.folder}", "trainer.max_steps=12", "trainer.max_epochs=2")
+    assert again.exit_code == 0, again.output
+    resumed = train(f"resume={stopped.folder}", "trainer.max_steps=-1", "trainer.max_epochs=2")
     assert resumed.exit_code == 0, resumed.output
     rows = read_trace(stopped.folder / "trace.jsonl")
-    assert [row["step"] for row in rows] == list(range(8))
-    assert sorted(sample for row in rows for sample in row["samples"]) == list(range(16))
+    straight = train(*arguments, "trainer.max_epochs=2")
+    assert rows == read_trace(straight.folder / "trace.jsonl")
+    assert [row["step"] for row in rows] == list(range(2 * 9))
+    for epoch in range(2):
+        assert sorted(s for row in rows if row["epoch"] == epoch for s in row["samples"]) == list(range(17))
 
 
 # ---- CKP-04: a run that is at its end ----------------------------------------------------------------------------
