@@ -72,13 +72,14 @@ def image_cutter(data: ImageData) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     scale, shift = 1 / (255 * std), -mean / std
 
     def cut(rows: Tensor) -> tuple[Tensor, Tensor]:
-        image = images.index_select(0, rows).float()
+        # Copies whole rows, where images[rows] would copy byte by byte.
+        image, label = images.index_select(0, rows).float(), labels.index_select(0, rows)
         if not changes:
-            return image.mul_(scale).add_(shift), labels[rows]
+            return image.mul_(scale).add_(shift), label
         image.div_(255)
         for change in changes:
             image = change(image, generator)
-        return image.sub_(mean).div_(std), labels[rows]
+        return image.sub_(mean).div_(std), label
 
     return cut
 
@@ -89,6 +90,7 @@ def text_cutter(data: TextData) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     lengths = (tokens != 0).sum(dim=1)
 
     def cut(rows: Tensor) -> tuple[Tensor, Tensor]:
-        return tokens[rows, : int(lengths[rows].max())].long(), labels[rows]
+        length = int(lengths.index_select(0, rows).max())
+        return tokens.index_select(0, rows)[:, :length].long(), labels.index_select(0, rows)
 
     return cut

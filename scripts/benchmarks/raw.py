@@ -22,7 +22,6 @@ def train(parts: Parts, num_epochs: int, limit_batches: int | None, clock: Epoch
     used_rows = min(num_rows, (limit_batches or num_rows) * batch_size)
     num_batches = -(-used_rows // batch_size)
     rates = [parts.rate(step, num_epochs * num_batches) for step in range(num_epochs * num_batches)]
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
     if channels_last:
         net.to(memory_format=torch.channels_last)
     step = 0
@@ -33,7 +32,7 @@ def train(parts: Parts, num_epochs: int, limit_batches: int | None, clock: Epoch
         for rows in order.split(batch_size):
             x, y = parts.cut(rows)
             if channels_last:
-                x = x.contiguous(memory_format=memory_format)
+                x = x.contiguous(memory_format=torch.channels_last)
             optimizer.param_groups[0]["lr"] = rates[step]
             optimizer.zero_grad(set_to_none=True)
             loss = F.cross_entropy(net(x), y, label_smoothing=parts.label_smoothing)
