@@ -71,7 +71,7 @@ def run_work(work: str, options: Options) -> Results:
 @app.command()
 def main(
     works: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORK]...", help=f"Of {', '.join(WORKS)}; all where none is named.")
+        list[str] | None, typer.Argument(metavar="[WORK]...", help=f"Of {', '.join(WORKS)}; none names all.")
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs that count in each process, after one of warm-up.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; every contender has its turn in each.")] = 3,
@@ -82,7 +82,9 @@ def main(
     override: Annotated[list[str] | None, typer.Option(help="A further override of the experiment.")] = None,
     results_dir: Annotated[Path, typer.Option(help="Folder for WORK.json.")] = RESULTS,
     profile: Annotated[bool, typer.Option("--profile", help="Say where Leyden's time goes; writes no result.")] = False,
-    write_page: Annotated[bool, typer.Option("--write-docs", help="Write the results into docs/speed.md.")] = False,
+    write_page: Annotated[
+        bool, typer.Option("--write-docs", help="Write the results into docs/speed.md; without a WORK, do only that.")
+    ] = False,
 ) -> None:
     """Measures Leyden beside a PyTorch loop by hand, Keras and plain Lightning; see docs/speed.md.
 
@@ -90,18 +92,18 @@ def main(
 
     **Examples:**
 
-    - all: `python scripts/bench.py --keras-python keras/bin/python --write-docs`
+    - all: `python scripts/bench.py --keras-python keras/bin/python`
 
     - one work, quickly: `python scripts/bench.py nlp --repeats 1 --contenders raw,leyden`
 
     - where the time goes: `python scripts/bench.py mlp --profile`
 
-    - only the page: `python scripts/bench.py --write-docs none`
+    - the page, from the results that are there: `python scripts/bench.py --write-docs`
     """
-    chosen = list(WORKS) if not works else [] if works == ["none"] else works
+    chosen = works or ([] if write_page else list(WORKS))
     unknown = sorted(set(chosen) - set(WORKS))
     if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(WORKS)} (or none).")
+        raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(WORKS)}.")
     names = None if contenders is None else tuple(name.strip() for name in contenders.split(","))
     unknown = sorted(set(names or ()) - set(TITLES))
     if unknown:

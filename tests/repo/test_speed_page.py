@@ -8,7 +8,7 @@ from benchmarks.works import WORKS
 
 def test_page_shows_the_results() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert replace_block(page, render_block(load_results())) == page, "run: python scripts/bench.py none --write-docs"
+    assert replace_block(page, render_block(load_results())) == page, "run: python scripts/bench.py --write-docs"
 
 
 def test_every_result_is_of_a_known_work() -> None:
