@@ -6,6 +6,7 @@ Run: python -m benchmarks.floor WORK OUT [--epochs N] [--limit-batches N]
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 
 import torch
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--override", action="append", default=[], help="a further override of the experiment")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"  # set by importing Lightning; a loop by hand would not
     parts = build_parts([*WORKS[args.work].overrides, *args.override])
     size, rows = parts.data.batch_size, parts.data.num_samples("train")
     num_batches = min(-(-rows // size), args.limit_batches or rows)

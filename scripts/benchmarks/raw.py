@@ -6,6 +6,7 @@ Run: python -m benchmarks.raw WORK OUT [--epochs N] [--limit-batches N] [--chann
 from __future__ import annotations
 
 import argparse
+import os
 
 import torch
 from torch.nn import functional as F
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument("--override", action="append", default=[], help="a further override of the experiment")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"  # set by importing Lightning; a loop by hand would not
     parts = build_parts([*WORKS[args.work].overrides, *args.override])
     clock = EpochClock(WARMUP_EPOCHS, args.profile)
     batches = train(parts, WARMUP_EPOCHS + args.epochs, args.limit_batches, clock, args.channels_last)

@@ -67,6 +67,8 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
     if plan.accelerator == "cpu":
         # Lightning lets torch ask NVML whether there is a GPU, and torch's optimisers ask that at every step
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
+    # Debugging aid of deterministic algorithms: each new tensor is filled before it is written (torch 2.14)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if plan.num_threads is not None:
         torch.set_num_threads(plan.num_threads)
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]

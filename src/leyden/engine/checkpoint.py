@@ -30,14 +30,23 @@ class CheckpointWriter(TorchCheckpointIO):
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
+        # Memory of the last copy, which the next one takes again: new memory costs several times the copying
+        self._copies: list[Tensor] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copies the state and starts to write it; `storage_options` are those of `write_checkpoint`."""
         self.wait()
-        copied = apply_to_collection(checkpoint, Tensor, _copy_to_host)
+        old, self._copies = iter(self._copies), []
+        copied = apply_to_collection(checkpoint, Tensor, lambda tensor: self._copy_to_host(tensor, next(old, None)))
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending = self._thread.submit(write_checkpoint, copied, Path(path), **(storage_options or {}))
+
+    def _copy_to_host(self, tensor: Tensor, old: Tensor | None) -> Tensor:
+        fits = old is not None and (old.shape, old.dtype, old.layout) == (tensor.shape, tensor.dtype, tensor.layout)
+        copy = old.copy_(tensor) if old is not None and fits else tensor.detach().to("cpu", copy=True)
+        self._copies.append(copy)
+        return copy
 
     def wait(self) -> None:
         """Waits until all is on the disk.
@@ -63,10 +72,7 @@ class CheckpointWriter(TorchCheckpointIO):
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
-
-
-def _copy_to_host(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
+        self._copies.clear()
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path, keep: int = 1, also: Path | None = None) -> None:

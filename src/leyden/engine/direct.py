@@ -26,13 +26,15 @@ PLAIN_PRECISIONS = (Precision, DoublePrecision, HalfPrecision, MixedPrecision)
 
 @dataclass(frozen=True)
 class Calls:
-    """How a step's two calls are made.
+    """How a step's calls are made.
 
     Attributes:
+        zero_grad: lets go of the gradient of the step before.
         backward: adds the gradient of a loss.
         step: lets the optimiser take its step, and counts it.
     """
 
+    zero_grad: Callable[[], None]
     backward: Callable[[Tensor], None]
     step: Callable[[], None]
 
@@ -40,16 +42,21 @@ class Calls:
 def choose_calls(task: LightningModule, trainer: Trainer, optimizer: LightningOptimizer) -> Calls:
     """The direct calls where they do the same as Lightning's, otherwise Lightning's."""
     if not may_call_directly(task, trainer):
-        return Calls(task.manual_backward, lambda: optimizer.step())
+        return Calls(optimizer.zero_grad, task.manual_backward, lambda: optimizer.step())
     progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
     inner = optimizer.optimizer
+    parameters = [parameter for group in inner.param_groups for parameter in group["params"]]
+
+    def zero_grad() -> None:
+        for parameter in parameters:
+            parameter.grad = None
 
     def step() -> None:
         progress.increment_ready()
         inner.step()
         progress.increment_completed()
 
-    return Calls(Tensor.backward, step)
+    return Calls(zero_grad, Tensor.backward, step)
 
 
 def may_call_directly(task: LightningModule, trainer: Trainer) -> bool:

@@ -175,7 +175,7 @@ class Task(LightningModule):
         rate = self.schedule.factor(step, self._num_steps)
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * rate
-        optimizer.zero_grad()
+        self._calls.zero_grad()
         self.losses_of_step.clear()
         accumulate_gradient(
             list(split_step(batches, lengths, self.engine.micro_batch_size, trainer.world_size)),

@@ -50,6 +50,7 @@ class ImageData(DataModule):
         self.augment = [change for change in (augment or {}).values() if change is not None]
         self.mean: list[float] = []
         self.std: list[float] = []
+        self._scaling: tuple[tuple[Any, ...], Tensor, Tensor] | None = None
 
     def load_images_and_labels(self) -> tuple[dict[str, Batch], list[str]]:
         """Splits with `image` (N, C, H, W) uint8 and `label` (N,) int64, and the names of the classes."""
@@ -70,13 +71,21 @@ class ImageData(DataModule):
 
     def transform_batch(self, batch: Batch, generator: torch.Generator | None) -> Batch:
         image = batch["image"].float()
-        mean, std = (torch.tensor(v, device=image.device).view(1, -1, 1, 1) for v in (self.mean, self.std))
+        scale, shift = self._normalisation(image.device)
         if generator is None:  # to 0 .. 1 and to mean 0 and deviation 1 at once
-            return {**batch, "image": image.mul_(1 / (255 * std)).sub_(mean / std)}
+            return {**batch, "image": image.mul_(scale / 255).sub_(shift)}
         image = image.mul_(1 / 255)
         for change in self.augment:
             image = change(image, generator)
-        return {**batch, "image": image.mul(1 / std).sub_(mean / std)}
+        return {**batch, "image": image.mul(scale).sub_(shift)}
+
+    def _normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Factor and offset (1, C, 1, 1); on the device already, since a copy to it would wait for each batch."""
+        wanted = (device, *self.mean, *self.std)
+        if self._scaling is None or self._scaling[0] != wanted:
+            mean, std = (torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (self.mean, self.std))
+            self._scaling = (wanted, 1 / std, mean / std)
+        return self._scaling[1:]
 
     @property
     def has_augmentation(self) -> bool:
