@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
+from leyden.cli import prove
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "outputs" / "README.md"])
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
@@ -47,6 +49,9 @@ def test_documented_commands_exist(page: str, command: str) -> None:
         words = ["python", "train.py", *shlex.split(arguments[0])] if arguments else []
         if words and "pytest" in command:
             return
+    if words[:2] == ["leyden", "prove"]:
+        assert words[2] in {command.name for command in prove.registered_commands}
+        words = ["leyden", "train", *overrides(words)]
     if words[:2] in (["python", "train.py"], ["leyden", "train"]) and "--help" not in words:
         if "experiment=mine" in words or "experiment=denoising" in words:
             return  # made by the page itself; tests of their own follow those pages

@@ -7,6 +7,7 @@ import os
 import shutil
 import zipfile
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path, keep: int = 1, also
             "Make space or the folder writable, then go on with resume=RUN_FOLDER."
         ) from err
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or cannot be: what went wrong is on its way
+            temporary.unlink()
 
 
 def kept_paths(path: Path, keep: int) -> list[Path]:

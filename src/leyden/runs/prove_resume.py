@@ -103,7 +103,7 @@ def prove_resume(overrides: list[str], kills: int, folder: Path, seed: int | Non
             raise ConfigError(f"The run takes {len(trace)} steps, too few for {kills} kills. Use fewer --kills.")
         proof.kills = sorted(choice.sample(range(1, len(trace)), kills))
         # States within epochs, at steps that have nothing to do with those of the kills
-        saves = f"callbacks.checkpoint.every_n_steps={choice.randint(1, 10)}"
+        saves = f"callbacks.checkpoint.every_n_steps={choice.randint(2, 10)}"
         killed: Path | None = None
         for number, step in enumerate(proof.kills):
             progress.update(bar, advance=1, description=f"kill {number + 1} of {kills}, before step {step}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-sys.path.insert(0, str(Path(__file__).parent))  # for field_data, which the tests here share
+sys.path.insert(0, str(Path(__file__).parent / "field"))  # for field_data, which the tests there share
 
 
 @pytest.fixture

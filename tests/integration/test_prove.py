@@ -1,0 +1,35 @@
+"""`leyden prove resume`: a real run is killed by SIGKILL and goes on; what is not exact is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+SHORT = ("data=diabetes", "data.batch_size=64", "trainer.max_epochs=2", "hardware.num_threads=1", "logger=null")
+
+
+def test_killed_and_resumed_run_is_exact(leyden: Callable[..., Result], workspace: Path) -> None:
+    result = leyden(
+        "prove", "resume", "experiment=regression", *SHORT, "--kills", "2", "--seed", "1", "--folder", "proof"
+    )
+    assert result.exit_code == 0, result.output
+    assert "NO" not in result.output
+    assert "largest weight difference" in result.output
+    assert {path.parent.name for path in Path("proof").iterdir()} == {"proof"}
+    assert len(list(Path("proof").rglob("last.ckpt"))) == 2
+
+
+def test_run_with_too_few_steps_is_an_error(leyden: Callable[..., Result], workspace: Path) -> None:
+    result = leyden("prove", "resume", "experiment=regression", *SHORT, "trainer.max_steps=2", "--kills", "5")
+    assert result.exit_code == 1
+    assert "takes 2 steps, too few for 5 kills" in result.output
+
+
+@pytest.mark.parametrize("arguments", [(), ("experiment=nothing",)])
+def test_what_cannot_run_is_said(leyden: Callable[..., Result], workspace: Path, arguments: tuple[str, ...]) -> None:
+    result = leyden("prove", "resume", *arguments, "trainer.max_epochs=0")
+    assert result.exit_code == 1
+    assert "ended with 1" in result.output
