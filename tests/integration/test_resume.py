@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).parents[2]
 # A constant rate without warm-up, since other rates depend on how many epochs are planned
@@ -37,6 +38,18 @@ def assert_equal_runs(first: Path, second: Path) -> None:
         assert all(torch.equal(a[key], b[key]) for key in a), name
     for name in ("metrics.json", "history.csv"):
         assert (first / name).read_text() == (second / name).read_text(), name
+    points = scalar_points(first), scalar_points(second)
+    assert points[0].keys() == points[1].keys()
+    for tag in points[0]:
+        if not tag.startswith("test/") and tag not in ("objective", "epoch"):  # of the test when it stopped
+            assert points[0][tag] == points[1][tag], tag
+
+
+def scalar_points(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Tag -> points of all event files of a run, in their order."""
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(p.step, p.value) for p in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 @pytest.mark.parametrize("arguments", EXPERIMENTS.values(), ids=EXPERIMENTS)
@@ -84,6 +97,7 @@ def test_killed_run_goes_on(train: Callable, workspace: Path) -> None:
     assert process.wait() == -signal.SIGKILL
     (folder,) = (path.parent for path in workspace.glob("killed/*/*/run.json"))
     assert json.loads((folder / "run.json").read_text(encoding="utf-8"))["state"] == "running"
+    time.sleep(1)  # event files are read in the order of the seconds in which they were begun
     resumed = train(f"resume={folder}", "paths.outputs=killed")
     assert resumed.exit_code == 0, resumed.output
     assert_equal_runs(straight.folder, folder)

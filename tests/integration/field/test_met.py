@@ -164,7 +164,7 @@ def test_met_03_absent_class_does_not_lower_perfect_predictions(train: Callable,
 def test_met_03_predicted_class_without_targets_counts(train: Callable) -> None:
     task = ClassificationTask(torch.nn.Identity(), torch.optim.SGD, None, 4, list("abcd"))
     metrics = task.build_metrics()
-    metrics.update(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 0, 1, 1]))
+    metrics.update(torch.eye(4)[[0, 0, 1, 2]], torch.tensor([0, 0, 1, 1]))
     # F1 of a: 1, of b: 2 x 1 x 0.5 / 1.5 = 2/3, of c (predicted only): 0, d is in neither; mean of three
     assert float(metrics.compute()["macro_f1"]) == pytest.approx((1 + 2 / 3 + 0) / 3, abs=1e-6)
 

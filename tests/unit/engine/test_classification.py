@@ -8,6 +8,7 @@ from sklearn.metrics import confusion_matrix
 from task_contract import CONSTANT, SGD, ClassificationContract
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from leyden.engine.classification import ClassificationTask
 from leyden.engine.task import Task
@@ -71,6 +72,25 @@ def test_macro_f1_leaves_out_classes_that_do_not_occur() -> None:
     task.validation_step(batch, 0)
     # Class 0: precision 1/2, recall 1, F1 2/3. Class 1: precision 1, recall 2/3, F1 4/5. The other eight: nothing.
     assert task.compute_phase("val")["val/macro_f1"] == pytest.approx((2 / 3 + 4 / 5) / 2)
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 5000])
+def test_metrics_are_torchmetrics_own(num_rows: int) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    logits = torch.randn(num_rows, 20, generator=generator)
+    label = torch.randint(0, 15, (num_rows,), generator=generator)  # five classes are among the predictions at most
+    logits[:, 19] = -10  # and one is in neither
+    metrics = ClassificationTask(nn.Identity(), SGD, CONSTANT, 20, list("abcdefghijklmnopqrst")).build_metrics()
+    for start in range(0, num_rows, 1000):
+        metrics.update(logits[start : start + 1000], label[start : start + 1000])
+    computed = metrics.compute()
+    expected = {
+        "accuracy": MulticlassAccuracy(20, average="micro")(logits, label),
+        "macro_f1": MulticlassF1Score(20, average="macro")(logits, label),
+    }
+    assert computed.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(computed[name], value)
 
 
 def test_confusion_matrix_of_the_test_is_scikit_learns() -> None:
