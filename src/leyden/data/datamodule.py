@@ -188,6 +188,13 @@ class DataModule(LightningDataModule):
                 "The last %d training sample(s) of each epoch are left out: too few for a batch of their own.",
                 loader.num_dropped,
             )
+        if 0 < (num_samples := self.num_samples("train")) < self.batch_size:
+            log.warning(
+                "data.batch_size is %d, but there are only %d training samples, so an epoch is one batch of %d.",
+                self.batch_size,
+                num_samples,
+                num_samples,
+            )
         return loader
 
     def val_dataloader(self) -> TensorLoader | list[Any]:

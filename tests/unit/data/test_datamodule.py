@@ -108,6 +108,15 @@ def test_loaders_take_the_trainers_rank() -> None:
         assert (loader.rank, loader.world_size, loader.shuffle) == (1, 2, shuffle)
 
 
+def test_batch_larger_than_the_set_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    data = set_up(counts=COUNTS | {"train": 4})
+    assert len(data.train_dataloader()) == 1
+    assert caplog.text == ""
+    data.batch_size = 5
+    assert [len(batch["input"]) for batch in data.train_dataloader()] == [4]
+    assert "data.batch_size is 5, but there are only 4 training samples, so an epoch is one batch of 4." in caplog.text
+
+
 def test_training_samples_left_out_are_said(caplog: pytest.LogCaptureFixture) -> None:
     data = set_up(counts=COUNTS | {"train": 9})
     assert len(data.train_dataloader()) == 3
