@@ -20,9 +20,9 @@ def test_costs_are_per_step_and_beyond_the_loop_by_hand() -> None:
     assert costs[0].name == "lightning/pytorch/trainer/call.py:163 _call_hook"
     assert costs[0].calls == 0.5
     assert {package_of(cost) for cost in costs} == {"lightning", "leyden", "built-in"}
-    text = render(costs)
-    assert "400 us per step" in text
-    assert "| lightning | 200.0 | 50% |" in text
+    text = render(costs, by_hand_us=800)
+    assert "Beyond the loop by hand (800 us per step): 400 us per step" in text
+    assert "| lightning | 200.0 | 25.0% |" in text
     assert "| `leyden/engine/task.py:147 training_step` | 0.10 | 900.0 |" in text
 
 
