@@ -71,7 +71,8 @@ def load_profile(path: Path) -> dict[Function, tuple[int, float, float]]:
 def render(costs: list[Cost], by_hand_us: float, top: int = 25) -> str:
     """Tables in Markdown: packages, functions by own time, Leyden's own functions with what they call.
 
-    Shares are of `by_hand_us`, a step of the loop by hand. At the end of the second are functions that cost more in the loop by hand, which does the same work in other places.
+    Shares are of `by_hand_us`, a step of the loop by hand. At the end of the second table are functions that cost more
+    in the loop by hand, which does the same work in other places.
     """
     above = sum(cost.own_us for cost in costs)
     packages: dict[str, float] = {}
