@@ -12,13 +12,16 @@ from annotated_types import Ge, Gt
 TARGET_CALL_S = 0.05
 MAX_STEPS_PER_CALL = 32
 
+PRECISION_ALIASES = {"32": "32-true", "bf16": "bf16-true", "64": "64-true"}
+
 
 @dataclass(frozen=True)
 class Engine:
     """How an optimisation step is done.
 
     Args:
-        precision: number format of the step: "32-true", "bf16-mixed", "16-mixed" (GPU only) or "64-true".
+        precision: number format of the step. A format alone is that of the whole network: "32" is "32-true", "bf16"
+            is "bf16-true", "64" is "64-true". "bf16-mixed" and "16-mixed" (GPU only) keep the weights in float32.
         accumulate_batches: batches whose samples make one optimiser step together.
         micro_batch_size: largest number of samples at a time on one device; null takes each batch whole. It changes
             the memory a step needs, never its result (but for BatchNorm, which sees the part only).
@@ -29,13 +32,16 @@ class Engine:
         deterministic: whether to use only algorithms that give the same bits in each run.
     """
 
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true", "32", "bf16", "64", 32, 64]
     accumulate_batches: Annotated[int, Ge(1)]
     micro_batch_size: Annotated[int, Ge(1)] | None
     steps_per_execution: Annotated[int, Ge(1)] | Literal["auto"]
     gradient_clip_norm: Annotated[float, Gt(0)] | None
     gradient_clip_value: Annotated[float, Gt(0)] | None
     deterministic: bool
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "precision", PRECISION_ALIASES.get(str(self.precision), self.precision))
 
     def choose_steps_per_call(self, step_time_s: float, log_every: int, validate_every: int | None) -> int:
         """Optimiser steps of one call of the training loop.

@@ -18,6 +18,7 @@ from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch, TensorLoader
 from leyden.engine.calls import plan_calls
 from leyden.engine.optim import build_optimizer
+from leyden.engine.precision import unscale_gradient
 from leyden.engine.rng import seed_step
 from leyden.engine.schedule import Schedule
 from leyden.engine.settings import PLAIN_STEP
@@ -39,7 +40,7 @@ class MeanLoss(MeanMetric):
 
     def update(self, value: float | Tensor, weight: Any = 1) -> None:
         """Adds the mean loss `value` of `weight` rows; several of them as tensors of one shape."""
-        self.mean_value += (torch.as_tensor(value) * weight).sum()
+        self.mean_value += (torch.as_tensor(value).to(self.mean_value.dtype) * weight).sum()
         self.weight += torch.as_tensor(weight).sum()
 
 
@@ -166,10 +167,14 @@ class Task(LightningModule):
             self.manual_backward,
             getattr(trainer.strategy, "block_backward_sync", nullcontext),  # strategies of several processes have it
         )
+        self._lightning_optimizer.step()
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clips; here a float16 gradient has been divided by its scale."""
+        unscale_gradient(self.trainer.precision_plugin, optimizer)
         self._grad_norm = clip_gradient(
             self.net.parameters(), self.engine.gradient_clip_norm, self.engine.gradient_clip_value
         )
-        self._lightning_optimizer.step()
 
     def _part_loss(self, part: Part, step: int) -> Tensor:
         seed_step(self.seed, step, part.position, self.global_rank, self.device)

@@ -13,6 +13,7 @@ from torch import nn
 
 from leyden.config import locate
 from leyden.data.datamodule import DataModule
+from leyden.engine.precision import run_in_precision
 from leyden.engine.schedule import Schedule
 from leyden.engine.task import Task
 from leyden.errors import ConfigError, DataError
@@ -132,5 +133,6 @@ def restore(checkpoint: Checkpoint) -> tuple[Task, DataModule]:
     if not isinstance(task, Task) or not isinstance(data, DataModule):
         raise ConfigError(f"{checkpoint.path} holds a plain Lightning module; only Leyden's tasks are restored.")
     data.load_state_dict(checkpoint.data_state)
+    run_in_precision(task.net, str(checkpoint.config["engine"]["precision"]))
     task.load_state_dict(checkpoint.state_dict)
     return task.eval(), data
