@@ -58,7 +58,7 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
             f"A multirun (-m) with `hardware.strategy` {plan.strategy} would give each process other settings. "
             "Run the jobs one by one, or use one device each (hardware=auto)."
         )
-    check_precision(Engine(**cfg.engine).precision, plan.accelerator)
+    check_precision(Engine(**cfg.engine).number_format, plan.accelerator)
     if plan.num_devices > cfg.data.get("batch_size", plan.num_devices):
         raise ConfigError(
             f"`data.batch_size` is {cfg.data.batch_size}, but {plan.num_devices} devices share each batch. "

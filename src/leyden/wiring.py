@@ -252,7 +252,7 @@ def build_trainer(
     trainer: Trainer = instantiate(
         cfg.trainer,
         **plan.trainer_arguments(),
-        precision=trainer_precision(Engine(**engine).precision, owns_step),
+        precision=trainer_precision(Engine(**engine).number_format, owns_step),
         **step,
         deterministic=engine.deterministic,
         callbacks=callbacks,
@@ -281,7 +281,7 @@ def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path) -> Assembly:
     task = build_task(cfg, facts)
     if isinstance(task, Task):
         task.engine = Engine(**cfg.engine)
-        convert_net(task.net, task.engine.precision)
+        convert_net(task.net, task.engine.number_format)
     if isinstance(task, Task) and isinstance(data, DataModule):
         check_fit(task, data)
     config = OmegaConf.to_container(cfg)

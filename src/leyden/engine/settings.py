@@ -40,8 +40,10 @@ class Engine:
     gradient_clip_value: Annotated[float, Gt(0)] | None
     deterministic: bool
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "precision", PRECISION_ALIASES.get(str(self.precision), self.precision))
+    @property
+    def number_format(self) -> str:
+        """The precision under its full name."""
+        return PRECISION_ALIASES.get(str(self.precision), str(self.precision))
 
     def choose_steps_per_call(self, step_time_s: float, log_every: int, validate_every: int | None) -> int:
         """Optimiser steps of one call of the training loop.

@@ -28,7 +28,7 @@ from leyden.runner import quiet_libraries
     ("given", "meant"), [("32", "32-true"), (32, "32-true"), ("bf16", "bf16-true"), (64, "64-true")]
 )
 def test_a_format_alone_is_that_of_the_whole_network(given: Any, meant: str) -> None:
-    assert replace(PLAIN_STEP, precision=given).precision == meant
+    assert replace(PLAIN_STEP, precision=given).number_format == meant
 
 
 @pytest.mark.parametrize(
