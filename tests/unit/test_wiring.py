@@ -67,6 +67,8 @@ def config(**changes: Any) -> DictConfig:
                 "steps_per_execution": "auto",
                 "gradient_clip_value": None,
                 "gradient_clip_norm": 1.5,
+                "non_finite": "stop",
+                "max_skipped_steps": 10,
                 "deterministic": True,
             },
             "trainer": {"_target_": "lightning.pytorch.Trainer", "max_epochs": 4},

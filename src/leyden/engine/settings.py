@@ -29,6 +29,10 @@ class Engine:
             is so short that the loop would cost as much. Logging and validation stay where they are.
         gradient_clip_norm: largest L2 norm of the whole gradient; null does not clip.
         gradient_clip_value: largest absolute value of a gradient's element; null does not clip.
+        non_finite: what a training loss that is not finite does: "stop" ends the run with the step and what is known
+            of the cause; "skip" leaves a step out whose loss or gradient is not finite. The step still counts for
+            the schedule. On an accelerator "skip" makes the host wait for the device at every step.
+        max_skipped_steps: largest number of steps in a row that are skipped; one more ends the run.
         deterministic: whether to use only algorithms that give the same bits in each run.
     """
 
@@ -38,6 +42,8 @@ class Engine:
     steps_per_execution: Annotated[int, Ge(1)] | Literal["auto"]
     gradient_clip_norm: Annotated[float, Gt(0)] | None
     gradient_clip_value: Annotated[float, Gt(0)] | None
+    non_finite: Literal["stop", "skip"]
+    max_skipped_steps: Annotated[int, Ge(1)]
     deterministic: bool
 
     @property
@@ -72,5 +78,7 @@ PLAIN_STEP = Engine(
     steps_per_execution=1,
     gradient_clip_norm=None,
     gradient_clip_value=None,
+    non_finite="stop",
+    max_skipped_steps=10,
     deterministic=False,
 )

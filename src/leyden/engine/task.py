@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, ClassVar, cast
@@ -17,6 +16,7 @@ from torchmetrics import MeanMetric, MetricCollection
 from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch, TensorLoader
 from leyden.engine.calls import plan_calls
+from leyden.engine.non_finite import ADVICE, FiniteGuard
 from leyden.engine.optim import build_optimizer
 from leyden.engine.precision import unscale_gradient
 from leyden.engine.rng import seed_step
@@ -92,7 +92,7 @@ class Task(LightningModule):
         self._num_seen_elements = 0
         self._seen: list[tuple[Tensor, int, Tensor, Tensor]] = []
         self._grad_norm: Tensor | None = None
-        self._last_finite: tuple[int, float] | None = None
+        self._guard: FiniteGuard | None = None
 
     # ---- what a subclass gives -----------------------------------------------------------------------------
 
@@ -161,12 +161,14 @@ class Task(LightningModule):
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * rate
         optimizer.zero_grad()
+        self.guard.begin()
         accumulate_gradient(
             list(split_step(batches, lengths, self.engine.micro_batch_size, trainer.world_size)),
             lambda part: self._part_loss(part, step),
             self.manual_backward,
             getattr(trainer.strategy, "block_backward_sync", nullcontext),  # strategies of several processes have it
         )
+        self.guard.allows(step + 1, optimizer)
         self._lightning_optimizer.step()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -179,6 +181,8 @@ class Task(LightningModule):
     def _part_loss(self, part: Part, step: int) -> Tensor:
         seed_step(self.seed, step, part.position, self.global_rank, self.device)
         loss, outputs = self.compute_loss(part.batch)
+        if not self.guard.watch(part, loss, step + 1):
+            return loss
         self._seen.append((loss.detach(), batch_length(part.batch), *self.metric_inputs(outputs.detach(), part.batch)))
         self._num_seen_elements += outputs.numel()
         if self._num_seen_elements > MAX_SEEN_ELEMENTS:
@@ -243,6 +247,13 @@ class Task(LightningModule):
     def on_fit_start(self) -> None:
         if isinstance(self.trainer.datamodule, DataModule):  # type: ignore[attr-defined]
             plan_calls(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
+        self._guard = FiniteGuard(self)
+
+    @property
+    def guard(self) -> FiniteGuard:
+        """What watches the losses of this fit."""
+        assert self._guard is not None, "training has not started"
+        return self._guard
 
     def on_train_start(self) -> None:
         self._num_steps = self.count_steps()
@@ -261,14 +272,20 @@ class Task(LightningModule):
         if self._steps_in_epoch(batch_idx) % every and batch_idx + 1 < trainer.num_training_batches:
             return
         self._count_seen()
+        self.guard.check()
+        if not self.guard.begin_interval("interval"):
+            self._interval_loss.reset()
+            return  # all steps were skipped
         loss = float(self._interval_loss.compute())
         self._interval_loss.reset()
-        self._check_finite({"train/loss_step": loss})
-        self._last_finite = (trainer.global_step, loss)
+        self.guard.check_values({"train/loss_step": loss})
+        self.guard.note(trainer.global_step, loss)
         self.latest["loss"] = loss
         values = {"train/loss_step": loss, "train/lr": trainer.optimizers[0].param_groups[0]["lr"]}
         if self._grad_norm is not None:
             values["train/grad_norm"] = float(self._grad_norm)  # before clipping
+        if self.guard.skips:
+            values["train/skipped_steps"] = float(self.guard.num_skipped)
         self._write(values)
 
     def _steps_in_epoch(self, item: int) -> int:
@@ -279,8 +296,11 @@ class Task(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         self._count_seen()
+        self.guard.check()
+        if not self.guard.begin_interval("epoch"):
+            raise TrainingError(f"All steps of epoch {self.current_epoch + 1} were skipped. {ADVICE}")
         values = self.compute_phase("train")
-        self._check_finite(values)
+        self.guard.check_values(values)
         self.latest["loss"] = values["train/loss"]
         self._publish(values)
 
@@ -288,8 +308,8 @@ class Task(LightningModule):
         if self.trainer.sanity_checking:
             return
         values = self.compute_phase("val")
-        if self.trainer.training or self.trainer.validating:
-            self._check_finite(values)
+        if self.trainer.state.fn == "fit":
+            self.guard.check_values(values)
         self.latest |= {name: value for name, value in values.items() if name != "val/loss"}
         self._publish(values)
 
@@ -305,20 +325,6 @@ class Task(LightningModule):
         for logger in self.loggers:
             logger.log_metrics(values, step=self.trainer.global_step)
 
-    def _check_finite(self, values: dict[str, float]) -> None:
-        bad = [name for name, value in values.items() if not math.isfinite(value) and name.endswith(("loss", "step"))]
-        if not bad:
-            return
-        last = (
-            f"The last finite training loss was {self._last_finite[1]:.6g} at step {self._last_finite[0]}. "
-            if self._last_finite
-            else ""
-        )
-        raise TrainingError(
-            f"`{bad[0]}` is {values[bad[0]]} at step {self.trainer.global_step}, so training stopped. {last}"
-            "Lower optim.lr, set engine.gradient_clip_norm, or look for extreme values in the data."
-        )
-
     # ---- optimisation and checkpoints ----------------------------------------------------------------------
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -326,6 +332,10 @@ class Task(LightningModule):
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
         return optimizer
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._guard is not None:
+            self._guard.check_checkpoint(checkpoint["state_dict"])
 
     def count_steps(self) -> int:
         """Optimiser steps of the whole run, which the schedule is laid out for."""
