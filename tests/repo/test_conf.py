@@ -27,6 +27,8 @@ GOLDEN = [
     "data.val_frac",
     "engine.accumulate_batches",
     "engine.deterministic",
+    "engine.ema_decay",
+    "engine.ema_start_step",
     "engine.gradient_clip_norm",
     "engine.gradient_clip_value",
     "engine.max_skipped_steps",

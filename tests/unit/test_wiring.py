@@ -67,6 +67,8 @@ def config(**changes: Any) -> DictConfig:
                 "steps_per_execution": "auto",
                 "gradient_clip_value": None,
                 "gradient_clip_norm": 1.5,
+                "ema_decay": None,
+                "ema_start_step": 0,
                 "non_finite": "stop",
                 "max_skipped_steps": 10,
                 "deterministic": True,

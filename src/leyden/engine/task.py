@@ -16,6 +16,7 @@ from torchmetrics import MeanMetric, MetricCollection
 from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch, TensorLoader
 from leyden.engine.calls import plan_calls
+from leyden.engine.ema import WeightAverage, take_raw
 from leyden.engine.non_finite import ADVICE, FiniteGuard
 from leyden.engine.optim import build_optimizer
 from leyden.engine.precision import unscale_gradient
@@ -93,6 +94,7 @@ class Task(LightningModule):
         self._seen: list[tuple[Tensor, int, Tensor, Tensor]] = []
         self._grad_norm: Tensor | None = None
         self._guard: FiniteGuard | None = None
+        self._average: WeightAverage | None = None
 
     # ---- what a subclass gives -----------------------------------------------------------------------------
 
@@ -127,6 +129,8 @@ class Task(LightningModule):
     def setup(self, stage: str | None = None) -> None:
         if not self.metrics:
             self.metrics.update({f"{p}_metrics": self.build_metrics() for p in ("train", "val", "test")})
+        if stage == "fit" and self.engine.ema_decay is not None and self._average is None:
+            self._average = WeightAverage(self.net, self.engine.ema_decay, self.engine.ema_start_step)
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
@@ -168,8 +172,10 @@ class Task(LightningModule):
             self.manual_backward,
             getattr(trainer.strategy, "block_backward_sync", nullcontext),  # strategies of several processes have it
         )
-        self.guard.allows(step + 1, optimizer)
+        is_taken = self.guard.allows(step + 1, optimizer)
         self._lightning_optimizer.step()
+        if self._average and is_taken:
+            self._average.update(step + 1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clips; here a float16 gradient has been divided by its scale."""
@@ -245,6 +251,8 @@ class Task(LightningModule):
         return values
 
     def on_fit_start(self) -> None:
+        if self._average:
+            self._average.swap_out()  # where an earlier fit left it in the network
         if isinstance(self.trainer.datamodule, DataModule):  # type: ignore[attr-defined]
             plan_calls(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
         self._guard = FiniteGuard(self)
@@ -304,7 +312,17 @@ class Task(LightningModule):
         self.latest["loss"] = values["train/loss"]
         self._publish(values)
 
+    def on_train_end(self) -> None:
+        if self._average:
+            self._average.swap_in()  # what the run has learned
+
+    def on_validation_epoch_start(self) -> None:
+        if self._average and self.trainer.state.fn == "fit":
+            self._average.swap_in()
+
     def on_validation_epoch_end(self) -> None:
+        if self._average and self.trainer.state.fn == "fit":
+            self._average.swap_out()
         if self.trainer.sanity_checking:
             return
         values = self.compute_phase("val")
@@ -334,8 +352,16 @@ class Task(LightningModule):
         return optimizer
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self._guard is not None:
+        if self._average:
+            self._average.save(checkpoint)
+        if self._guard:
             self._guard.check_checkpoint(checkpoint["state_dict"])
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.trainer.state.fn == "fit":  # training goes on; all else takes the weights that were saved to be used
+            if self._average:
+                self._average.load(checkpoint)
+            take_raw(checkpoint)
 
     def count_steps(self) -> int:
         """Optimiser steps of the whole run, which the schedule is laid out for."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from leyden.config import locate
 from leyden.data.datamodule import DataModule
+from leyden.engine.ema import KEY
 from leyden.engine.precision import run_in_precision
 from leyden.engine.schedule import Schedule
 from leyden.engine.task import Task
@@ -29,6 +30,7 @@ class Checkpoint:
         state_dict: the weights.
         data_state: what the datamodule fitted on its training split.
         metrics: as they were when it was saved.
+        weights: "raw" for those of the last step, "ema" for an average over steps.
     """
 
     path: Path
@@ -36,6 +38,7 @@ class Checkpoint:
     state_dict: dict[str, torch.Tensor]
     data_state: dict[str, Any]
     metrics: dict[str, float]
+    weights: str = "raw"
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -70,7 +73,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise DataError(f"{path.absolute()} was not written by Leyden: it has no config.")
     data_state = next((v for v in content.values() if isinstance(v, dict) and {"facts", "fitted"} <= set(v)), {})
     return Checkpoint(
-        path, content["leyden"]["config"], content["state_dict"], data_state, content["leyden"]["metrics"]
+        path=path,
+        config=content["leyden"]["config"],
+        state_dict=content["state_dict"],
+        data_state=data_state,
+        metrics=content["leyden"]["metrics"],
+        weights=content.get(KEY, {}).get("weights", "raw"),
     )
 
 
