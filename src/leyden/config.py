@@ -199,6 +199,8 @@ def _problems(cfg: DictConfig) -> Iterator[str]:
     for key, section_owner in (("engine", Engine), ("hardware", plan_hardware)):
         if isinstance(plain.get(key), dict):
             yield from _check_call(section_owner, plain[key], key)
+    if isinstance(plain.get("engine"), dict):
+        yield from (problem.format(key="engine") for problem in Engine.config_problems(plain["engine"]))
     for key in ("data", "model", "optim", "schedule", "trainer", "callbacks", "logger"):
         yield from _check_blocks(plain.get(key), key)
     yield from _blocks_without_target(plain)

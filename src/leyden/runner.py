@@ -19,6 +19,8 @@ from leyden.callbacks.loggers import History, TensorBoard
 from leyden.config import validate
 from leyden.data.datamodule import DataModule
 from leyden.engine.checkpoint import read_checkpoint
+from leyden.engine.precision import check_precision
+from leyden.engine.settings import Engine
 from leyden.engine.task import Task
 from leyden.errors import ConfigError, Interrupted, TrainingError
 from leyden.hardware.plan import plan_hardware
@@ -58,6 +60,7 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
             f"A multirun (-m) with `hardware.strategy` {plan.strategy} would give each process other settings. "
             "Run the jobs one by one, or use one device each (hardware=auto)."
         )
+    check_precision(Engine(**cfg.engine).number_format, plan.accelerator)
     if plan.num_devices > cfg.data.get("batch_size", plan.num_devices):
         raise ConfigError(
             f"`data.batch_size` is {cfg.data.batch_size}, but {plan.num_devices} devices share each batch. "

@@ -21,6 +21,7 @@ from leyden.callbacks.loggers import History
 from leyden.config import FACTS, locate, parameters
 from leyden.data.datamodule import DataModule
 from leyden.engine.checkpoint import CheckpointWriter
+from leyden.engine.precision import convert_net, trainer_precision
 from leyden.engine.settings import Engine
 from leyden.engine.task import Task
 from leyden.errors import USER_ERRORS, ConfigError
@@ -251,7 +252,7 @@ def build_trainer(
     trainer: Trainer = instantiate(
         cfg.trainer,
         **plan.trainer_arguments(),
-        precision=engine.precision,
+        precision=trainer_precision(Engine(**engine).number_format, owns_step),
         **step,
         deterministic=engine.deterministic,
         callbacks=callbacks,
@@ -284,10 +285,11 @@ def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path, callbacks: Sequ
     facts = getattr(data, "facts", {})
     seed_everything(cfg.seed, verbose=False)
     task = build_task(cfg, facts)
-    if isinstance(task, Task) and isinstance(data, DataModule):
-        check_fit(task, data)
     if isinstance(task, Task):
         task.engine = Engine(**cfg.engine)
+        convert_net(task.net, task.engine.number_format)
+    if isinstance(task, Task) and isinstance(data, DataModule):
+        check_fit(task, data)
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     has_val = not isinstance(data, DataModule) or data.num_samples("val") > 0

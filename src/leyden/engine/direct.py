@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
+TASK_HOOKS = ("on_before_backward", "on_after_backward", "backward", "optimizer_step")  # the fourth hook is called
 # Their backward pass and optimiser step are torch's own; what they do besides is around the whole training step.
 PLAIN_PRECISIONS = (Precision, DoublePrecision, HalfPrecision, MixedPrecision)
 
@@ -53,6 +54,7 @@ def choose_calls(task: LightningModule, trainer: Trainer, optimizer: LightningOp
 
     def step() -> None:
         progress.increment_ready()
+        task.on_before_optimizer_step(inner)
         inner.step()
         progress.increment_completed()
 
@@ -63,7 +65,7 @@ def may_call_directly(task: LightningModule, trainer: Trainer) -> bool:
     """Whether Lightning's wrappers of backward and step would do nothing."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     listens = any(is_overridden(hook, callback, Callback) for callback in callbacks for hook in HOOKS)
-    listens |= any(is_overridden(hook, task, LightningModule) for hook in (*HOOKS, "backward", "optimizer_step"))
+    listens |= any(is_overridden(hook, task, LightningModule) for hook in TASK_HOOKS)
     precision = trainer.precision_plugin
     return (
         not listens

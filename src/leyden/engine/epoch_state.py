@@ -7,14 +7,69 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from torch import nn
-from torchmetrics import Metric, MetricCollection
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric, MetricCollection
 
-# Loss of a part, its samples, and what the metrics take: seen, but not yet added up.
-Seen = list[tuple[Any, ...]]
+# Outputs of training are kept for the metrics up to this many numbers (16 MiB in float32).
+MAX_SEEN_ELEMENTS = 2**22
 
 
-def save_epoch(trainer: Trainer, metrics: nn.ModuleDict, seen: Seen, num_seen_elements: int) -> list[dict[str, Any]]:
+class MeanLoss(MeanMetric):
+    """A mean over rows that keeps NaN (a run must not go on as if nothing were) and does not look for it at every step.
+
+    torchmetrics' own update drops the weights where NaN is not looked for (1.9.0).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(nan_strategy="disable")
+
+    def update(self, value: float | Tensor, weight: Any = 1) -> None:
+        """Adds the mean loss `value` of `weight` rows; several of them as tensors of one shape."""
+        self.mean_value += (torch.as_tensor(value).to(self.mean_value.dtype) * weight).sum()
+        self.weight += torch.as_tensor(weight).sum()
+
+
+class Seen:
+    """Micro-batches that were trained on, but are not yet added to the metrics.
+
+    An update costs as much as a small step, so they are added when the loss is read, or when they are many. Neither
+    depends on how many steps a call takes, so sums are added in the same order and give the same bits.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Any, ...]] = []
+        self._num_elements = 0
+
+    def add(self, loss: Tensor, length: int, outputs: Tensor, targets: Tensor) -> None:
+        """Takes the mean loss of `length` rows and what the metrics take."""
+        self._parts.append((loss, length, outputs, targets))
+        self._num_elements += outputs.numel()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether they should be added now, before they take much memory."""
+        return self._num_elements > MAX_SEEN_ELEMENTS
+
+    def take(self) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """All losses, lengths, outputs and targets, which are then no longer here; None where there are none."""
+        if not self._parts:
+            return None
+        losses, lengths, outputs, targets = zip(*self._parts, strict=True)
+        self.load([])
+        weights = torch.tensor(lengths, device=losses[0].device)
+        return torch.stack(losses), weights, torch.cat(outputs), torch.cat(targets)
+
+    def state(self) -> list[list[Any]]:
+        """For a checkpoint."""
+        return [list(part) for part in self._parts]
+
+    def load(self, state: list[list[Any]], device: torch.device | None = None) -> None:
+        """Goes on from what `state` gave."""
+        self._parts = [tuple(v.to(device) if isinstance(v, Tensor) else v for v in part) for part in state]
+        self._num_elements = sum(part[2].numel() for part in self._parts)
+
+
+def save_epoch(trainer: Trainer, metrics: nn.ModuleDict, seen: Seen) -> list[dict[str, Any]]:
     """The sums of all metrics and what is not yet added to them, one entry per process.
 
     What is seen but not added up is kept as it is: adding it now would change the order of the sums, and so their last
@@ -28,8 +83,7 @@ def save_epoch(trainer: Trainer, metrics: nn.ModuleDict, seen: Seen, num_seen_el
             }
             for name, metric in named_metrics(metrics)
         },
-        "seen": [list(part) for part in seen],
-        "num_seen_elements": num_seen_elements,
+        "seen": seen.state(),
     }
     if trainer.world_size == 1:
         return [own]
@@ -38,15 +92,15 @@ def save_epoch(trainer: Trainer, metrics: nn.ModuleDict, seen: Seen, num_seen_el
     return gathered
 
 
-def load_epoch(trainer: Trainer, metrics: nn.ModuleDict, saved: list[dict[str, Any]]) -> tuple[Seen, int]:
-    """Lets the metrics go on from what `save_epoch` gave, and returns what is seen and the number of its elements.
+def load_epoch(trainer: Trainer, metrics: nn.ModuleDict, seen: Seen, saved: list[dict[str, Any]]) -> None:
+    """Lets the metrics and what is seen go on from what `save_epoch` gave.
 
     With as many processes as before each takes its own sums; otherwise the first takes all of them.
     """
     if len(saved) == trainer.world_size:
         saved = [saved[trainer.global_rank]]
     elif trainer.global_rank > 0:
-        return [], 0
+        return
     for name, metric in named_metrics(metrics):
         for part in saved:
             state = part["metrics"][name]["state"]
@@ -60,8 +114,7 @@ def load_epoch(trainer: Trainer, metrics: nn.ModuleDict, saved: list[dict[str, A
             # Without this torchmetrics would warn of a metric that was never updated
             metric._update_count += part["metrics"][name]["updates"]
             metric._computed = None
-    seen = [tuple(entry) for part in saved for entry in part["seen"]]
-    return seen, sum(part["num_seen_elements"] for part in saved)
+    seen.load([entry for part in saved for entry in part["seen"]], trainer.strategy.root_device)
 
 
 def named_metrics(modules: nn.ModuleDict) -> Iterator[tuple[str, Metric]]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Lt
 
 # A call of the training loop should take this long, so that the loop's own cost is small and the bar still moves.
 TARGET_CALL_S = 0.05
 MAX_STEPS_PER_CALL = 32
+
+PRECISION_ALIASES = {"32": "32-true", "bf16": "bf16-true", "64": "64-true"}
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,8 @@ class Engine:
     """How an optimisation step is done.
 
     Args:
-        precision: number format of the step: "32-true", "bf16-mixed", "16-mixed" (GPU only) or "64-true".
+        precision: number format of the step. A format alone is that of the whole network: "32" is "32-true", "bf16"
+            is "bf16-true", "64" is "64-true". "bf16-mixed" and "16-mixed" (GPU only) keep the weights in float32.
         accumulate_batches: batches whose samples make one optimiser step together.
         micro_batch_size: largest number of samples at a time on one device; null takes each batch whole. It changes
             the memory a step needs, never its result (but for BatchNorm, which sees the part only).
@@ -27,16 +30,43 @@ class Engine:
             is so short that the loop would cost as much. Logging and validation stay where they are.
         gradient_clip_norm: largest L2 norm of the whole gradient; null does not clip.
         gradient_clip_value: largest absolute value of a gradient's element; null does not clip.
+        ema_decay: share that an exponential moving average of the weights keeps at each step; the average is what is
+            validated, tested and saved as best. null does not average.
+        ema_start_step: optimiser steps before the average starts; until then the weights themselves count.
+        non_finite: what a training loss that is not finite does: "stop" ends the run with the step and what is known
+            of the cause; "skip" leaves a step out whose loss or gradient is not finite. The step still counts for
+            the schedule. On an accelerator "skip" makes the host wait for the device at every step.
+        max_skipped_steps: largest number of steps in a row that are skipped; one more ends the run.
         deterministic: whether to use only algorithms that give the same bits in each run.
     """
 
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true", "32", "bf16", "64", 32, 64]
     accumulate_batches: Annotated[int, Ge(1)]
     micro_batch_size: Annotated[int, Ge(1)] | None
     steps_per_execution: Annotated[int, Ge(1)] | Literal["auto"]
     gradient_clip_norm: Annotated[float, Gt(0)] | None
     gradient_clip_value: Annotated[float, Gt(0)] | None
+    ema_decay: Annotated[float, Ge(0), Lt(1)] | None
+    ema_start_step: Annotated[int, Ge(0)]
+    non_finite: Literal["stop", "skip"]
+    max_skipped_steps: Annotated[int, Ge(1)]
     deterministic: bool
+
+    @classmethod
+    def config_problems(cls, values: dict[str, Any]) -> list[str]:
+        """Rules between keys that their types cannot say; `{key}` stands for the section."""
+        problems = []
+        if values.get("ema_decay") is None and values.get("ema_start_step"):
+            problems.append(
+                f"`{{key}}.ema_start_step` is {values['ema_start_step']}, but nothing is averaged, since "
+                "`{key}.ema_decay` is null. Set {key}.ema_decay=0.999, or {key}.ema_start_step=0."
+            )
+        return problems
+
+    @property
+    def number_format(self) -> str:
+        """The precision under its full name."""
+        return PRECISION_ALIASES.get(str(self.precision), str(self.precision))
 
     def choose_steps_per_call(self, step_time_s: float, intervals: Sequence[int]) -> int:
         """Optimiser steps of one call of the training loop.
@@ -64,5 +94,9 @@ PLAIN_STEP = Engine(
     steps_per_execution=1,
     gradient_clip_norm=None,
     gradient_clip_value=None,
+    ema_decay=None,
+    ema_start_step=0,
+    non_finite="stop",
+    max_skipped_steps=10,
     deterministic=False,
 )

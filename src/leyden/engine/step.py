@@ -91,11 +91,13 @@ def clip_gradient(parameters: Iterable[Tensor], max_norm: float | None, max_valu
     """Clips in place by the L2 norm of the whole gradient, or each element by value.
 
     Returns:
-        the norm before clipping, on the device, or None where nothing is clipped by norm.
+        the norm before clipping, on the device, or None where nothing is clipped by norm or there is no gradient.
     """
     if max_norm is None and max_value is None:
         return None
-    parameters, norm = list(parameters), None
+    parameters, norm = [p for p in parameters if p.grad is not None], None
+    if not parameters:
+        return None  # the step is skipped
     if max_norm is not None:
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     if max_value is not None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, ClassVar, cast
 
 import torch
-from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import TrainerFn
@@ -20,31 +18,16 @@ from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch, TensorLoader
 from leyden.engine.calls import plan_calls
 from leyden.engine.direct import choose_calls
-from leyden.engine.epoch_state import Seen, load_epoch, save_epoch
+from leyden.engine.ema import WeightAverage, take_raw
+from leyden.engine.epoch_state import MeanLoss, Seen, load_epoch, save_epoch
+from leyden.engine.non_finite import ADVICE, FiniteGuard
 from leyden.engine.optim import build_optimizer
+from leyden.engine.precision import unscale_gradient
 from leyden.engine.rng import seed_step
 from leyden.engine.schedule import Schedule
 from leyden.engine.settings import PLAIN_STEP
 from leyden.engine.step import Part, accumulate_gradient, batch_length, clip_gradient, split_step
 from leyden.errors import TrainingError
-
-# Outputs of training are kept for the metrics up to this many numbers (16 MiB in float32).
-MAX_SEEN_ELEMENTS = 2**22
-
-
-class MeanLoss(MeanMetric):
-    """A mean over rows that keeps NaN (a run must not go on as if nothing were) and does not look for it at every step.
-
-    torchmetrics' own update drops the weights where NaN is not looked for (1.9.0).
-    """
-
-    def __init__(self) -> None:
-        super().__init__(nan_strategy="disable")
-
-    def update(self, value: float | Tensor, weight: Any = 1) -> None:
-        """Adds the mean loss `value` of `weight` rows; several of them as tensors of one shape."""
-        self.mean_value += (torch.as_tensor(value) * weight).sum()
-        self.weight += torch.as_tensor(weight).sum()
 
 
 class Task(LightningModule):
@@ -102,10 +85,11 @@ class Task(LightningModule):
         self.losses_of_step: list[Tensor] = []
         self._interval_loss = MeanLoss()
         self._num_steps = 1
-        self._num_seen_elements = 0
-        self._seen: Seen = []
+        self._seen = Seen()
         self._grad_norm: Tensor | None = None
-        self._last_finite: tuple[int, float] | None = None
+        self._guard: FiniteGuard | None = None
+        self._guard_state: dict[str, Any] = {}
+        self._average: WeightAverage | None = None
 
     # ---- what a subclass gives -----------------------------------------------------------------------------
 
@@ -140,6 +124,8 @@ class Task(LightningModule):
     def setup(self, stage: str | None = None) -> None:
         if not self.metrics:
             self.metrics.update({f"{p}_metrics": self.build_metrics() for p in ("train", "val", "test")})
+        if stage == "fit" and self.engine.ema_decay is not None and self._average is None:
+            self._average = WeightAverage(self.net, self.engine.ema_decay, self.engine.ema_start_step)
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
@@ -177,44 +163,45 @@ class Task(LightningModule):
             group["lr"] = group["initial_lr"] * rate
         self._calls.zero_grad()
         self.losses_of_step.clear()
+        self.guard.begin()
         accumulate_gradient(
             list(split_step(batches, lengths, self.engine.micro_batch_size, trainer.world_size)),
             lambda part: self._part_loss(part, step),
             self._calls.backward,
             getattr(trainer.strategy, "block_backward_sync", nullcontext),  # strategies of several processes have it
         )
+        for listener in self.step_listeners:
+            listener()
+        is_taken = self.guard.allows(step + 1, optimizer)
+        self._calls.step()
+        if self._average and is_taken:
+            self._average.update(step + 1)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clips; here a float16 gradient has been divided by its scale."""
+        unscale_gradient(self.trainer.precision_plugin, optimizer)
         self._grad_norm = clip_gradient(
             self.net.parameters(), self.engine.gradient_clip_norm, self.engine.gradient_clip_value
         )
-        for listener in self.step_listeners:
-            listener()
-        self._calls.step()
 
     def _part_loss(self, part: Part, step: int) -> Tensor:
         seed_step(self.seed, step, part.position, self.global_rank, self.device)
         loss, outputs = self.compute_loss(part.batch)
         self.losses_of_step.append(loss.detach())
-        self._seen.append((loss.detach(), batch_length(part.batch), *self.metric_inputs(outputs.detach(), part.batch)))
-        self._num_seen_elements += outputs.numel()
-        if self._num_seen_elements > MAX_SEEN_ELEMENTS:
+        if not self.guard.watch(part, loss, step + 1):
+            return loss
+        self._seen.add(loss.detach(), batch_length(part.batch), *self.metric_inputs(outputs.detach(), part.batch))
+        if self._seen.is_full:
             self._count_seen()
         return loss
 
     def _count_seen(self) -> None:
-        """Adds the parts seen since the last time to the metrics.
-
-        That is when the loss is read, since an update costs as much as a small step. Neither this nor the bound on the
-        elements depends on how many steps a call takes, so sums are added in the same order and give the same bits.
-        """
-        if not self._seen:
-            return
-        losses, lengths, outputs, targets = zip(*self._seen, strict=True)
-        self._seen.clear()
-        self._num_seen_elements = 0
-        values, weights = torch.stack(losses), torch.tensor(lengths, device=losses[0].device)
-        self.losses_of("train").update(values, weights)
-        self._interval_loss.update(values, weights)
-        self.metrics_of("train").update(torch.cat(outputs), torch.cat(targets))
+        """Adds the micro-batches seen since the last time to the metrics."""
+        if (seen := self._seen.take()) is not None:
+            losses, lengths, outputs, targets = seen
+            self.losses_of("train").update(losses, lengths)
+            self._interval_loss.update(losses, lengths)
+            self.metrics_of("train").update(outputs, targets)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate("val", batch)
@@ -256,8 +243,19 @@ class Task(LightningModule):
         return values
 
     def on_fit_start(self) -> None:
+        if self._average:
+            self._average.swap_out()  # where an earlier fit left it in the network
         if isinstance(self.trainer.datamodule, DataModule):  # type: ignore[attr-defined]
             plan_calls(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
+        self._guard = FiniteGuard(self)
+        if self._guard_state:
+            self._guard.load(self._guard_state)
+
+    @property
+    def guard(self) -> FiniteGuard:
+        """What watches the losses of this fit."""
+        assert self._guard is not None, "training has not started"
+        return self._guard
 
     def on_train_start(self) -> None:
         self._num_steps = self.count_steps()
@@ -270,7 +268,6 @@ class Task(LightningModule):
         # Left over from the sanity check, which must not count.
         self.losses_of("val").reset()
         self.metrics_of("val").reset()
-        self._seen = [tuple(part) for part in apply_to_collection(self._seen, Tensor, lambda t: t.to(self.device))]
 
     def _log_interval(self, item: int) -> None:
         """Reads and logs the loss since the last time: every `log_every_n_steps` steps of an epoch, and at its end."""
@@ -279,14 +276,20 @@ class Task(LightningModule):
         if self.steps_in_epoch(item) % every and item + 1 < trainer.num_training_batches:
             return
         self._count_seen()
+        self.guard.check()
+        if not self.guard.begin_interval("interval"):
+            self._interval_loss.reset()
+            return  # all steps were skipped
         loss = float(self._interval_loss.compute())
         self._interval_loss.reset()
-        self._check_finite({"train/loss_step": loss})
-        self._last_finite = (trainer.global_step, loss)
+        self.guard.check_values({"train/loss_step": loss})
+        self.guard.note(trainer.global_step, loss)
         self.latest["loss"] = loss
         values = {"train/loss_step": loss, "train/lr": trainer.optimizers[0].param_groups[0]["lr"]}
         if self._grad_norm is not None:
             values["train/grad_norm"] = float(self._grad_norm)  # before clipping
+        if self.guard.skips:
+            values["train/skipped_steps"] = float(self.guard.num_skipped)
         self._write(values)
 
     def steps_in_epoch(self, item: int) -> int:
@@ -297,17 +300,30 @@ class Task(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         self._count_seen()
+        self.guard.check()
+        if not self.guard.begin_interval("epoch"):
+            raise TrainingError(f"All steps of epoch {self.current_epoch + 1} were skipped. {ADVICE}")
         values = self.compute_phase("train")
-        self._check_finite(values)
+        self.guard.check_values(values)
         self.latest["loss"] = values["train/loss"]
         self._publish(values)
 
+    def on_train_end(self) -> None:
+        if self._average:
+            self._average.swap_in()  # what the run has learned
+
+    def on_validation_epoch_start(self) -> None:
+        if self._average and self.trainer.state.fn == "fit":
+            self._average.swap_in()
+
     def on_validation_epoch_end(self) -> None:
+        if self._average and self.trainer.state.fn == "fit":
+            self._average.swap_out()
         if self.trainer.sanity_checking:
             return
         values = self.compute_phase("val")
-        if self.trainer.training or self.trainer.validating:
-            self._check_finite(values)
+        if self.trainer.state.fn == "fit":
+            self.guard.check_values(values)
         self.latest |= {name: value for name, value in values.items() if name != "val/loss"}
         self._publish(values)
 
@@ -323,20 +339,6 @@ class Task(LightningModule):
         for logger in self.loggers:
             logger.log_metrics(values, step=self.trainer.global_step)
 
-    def _check_finite(self, values: dict[str, float]) -> None:
-        bad = [name for name, value in values.items() if not math.isfinite(value) and name.endswith(("loss", "step"))]
-        if not bad:
-            return
-        last = (
-            f"The last finite training loss was {self._last_finite[1]:.6g} at step {self._last_finite[0]}. "
-            if self._last_finite
-            else ""
-        )
-        raise TrainingError(
-            f"`{bad[0]}` is {values[bad[0]]} at step {self.trainer.global_step}, so training stopped. {last}"
-            "Lower optim.lr, set engine.gradient_clip_norm, or look for extreme values in the data."
-        )
-
     # ---- optimisation and checkpoints ----------------------------------------------------------------------
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -347,18 +349,25 @@ class Task(LightningModule):
         return optimizer
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["epoch_so_far"] = save_epoch(self.trainer, self.train_metrics, self._seen, self._num_seen_elements)
-        checkpoint["last_finite"] = self._last_finite
+        checkpoint["epoch_so_far"] = save_epoch(self.trainer, self.train_metrics, self._seen)
         loader = self.trainer.train_dataloader
         checkpoint["batches_done"] = loader.batches_done if isinstance(loader, TensorLoader) else 0
+        if self._average:
+            self._average.save(checkpoint)
+        if self._guard:
+            self._guard.check_checkpoint(checkpoint["state_dict"])
+            checkpoint["non_finite"] = self._guard.state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self.trainer.state.fn == TrainerFn.FITTING:
-            saved = checkpoint["epoch_so_far"]
-            self._seen, self._num_seen_elements = load_epoch(self.trainer, self.train_metrics, saved)
-            self._last_finite = checkpoint["last_finite"]
-            self.loops_to_restore = checkpoint["loops"]
-            self.batches_done = checkpoint["batches_done"]
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return  # all but training takes the weights that were saved to be used
+        load_epoch(self.trainer, self.train_metrics, self._seen, checkpoint["epoch_so_far"])
+        self._guard_state = checkpoint["non_finite"]
+        self.loops_to_restore = checkpoint["loops"]
+        self.batches_done = checkpoint["batches_done"]
+        if self._average:
+            self._average.load(checkpoint)
+        take_raw(checkpoint)
 
     @property
     def train_metrics(self) -> nn.ModuleDict:

@@ -14,6 +14,8 @@ from torch import nn
 from leyden.config import locate
 from leyden.data.datamodule import DataModule
 from leyden.engine.checkpoint import read_checkpoint
+from leyden.engine.ema import KEY
+from leyden.engine.precision import run_in_precision
 from leyden.engine.schedule import Schedule
 from leyden.engine.task import Task
 from leyden.errors import ConfigError, DataError
@@ -29,6 +31,7 @@ class Checkpoint:
         state_dict: the weights.
         data_state: what the datamodule fitted on its training split.
         metrics: as they were when it was saved.
+        weights: "raw" for those of the last step, "ema" for an average over steps.
     """
 
     path: Path
@@ -36,6 +39,7 @@ class Checkpoint:
     state_dict: dict[str, torch.Tensor]
     data_state: dict[str, Any]
     metrics: dict[str, float]
+    weights: str = "raw"
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -64,7 +68,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
     content = read_checkpoint(path)
     data_state = next((v for v in content.values() if isinstance(v, dict) and {"facts", "fitted"} <= set(v)), {})
     return Checkpoint(
-        path, content["leyden"]["config"], content["state_dict"], data_state, content["leyden"]["metrics"]
+        path=path,
+        config=content["leyden"]["config"],
+        state_dict=content["state_dict"],
+        data_state=data_state,
+        metrics=content["leyden"]["metrics"],
+        weights=content.get(KEY, {}).get("weights", "raw"),
     )
 
 
@@ -127,5 +136,6 @@ def restore(checkpoint: Checkpoint) -> tuple[Task, DataModule]:
     if not isinstance(task, Task) or not isinstance(data, DataModule):
         raise ConfigError(f"{checkpoint.path} holds a plain Lightning module; only Leyden's tasks are restored.")
     data.load_state_dict(checkpoint.data_state)
+    run_in_precision(task.net, str(checkpoint.config["engine"]["precision"]))
     task.load_state_dict(checkpoint.state_dict)
     return task.eval(), data

@@ -287,8 +287,8 @@ def test_diverging_training_names_the_last_finite_loss() -> None:
     task = build(lr=1e12)
     with pytest.raises(TrainingError) as caught:
         fit(task, max_epochs=20)
-    assert task._last_finite is not None
-    step, loss = task._last_finite
+    assert task.guard.last_finite is not None
+    step, loss = task.guard.last_finite
     assert step >= 1
     assert f"The last finite training loss was {loss:.6g} at step {step}." in str(caught.value)
     assert f"at step {step + 1}, so training stopped" in str(caught.value)
@@ -298,9 +298,9 @@ def test_metric_that_is_not_finite_does_not_stop_training() -> None:
     """R2 of one row is not a number, for one; the end of the run says so."""
     task = build()
     fit(task)
-    assert task._check_finite({"val/r2": math.nan, "val/loss": 1.0}) is None  # type: ignore[func-returns-value]
+    assert task.guard.check_values({"val/r2": math.nan, "val/loss": 1.0}) is None  # type: ignore[func-returns-value]
     with pytest.raises(TrainingError, match="`val/loss` is nan at step 6"):
-        task._check_finite({"val/loss": math.nan})
+        task.guard.check_values({"val/loss": math.nan})
 
 
 def test_metrics_other_than_promised_are_a_fault_of_the_task() -> None:

@@ -1,0 +1,116 @@
+"""The settings of the optimisation step, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from leyden.runs.evaluate import evaluate_run
+from leyden.runs.restore import load_checkpoint
+
+SHORT = ("trainer.max_epochs=2", "logger=null", "hardware=cpu", "hardware.num_threads=1")
+
+# ---- precision -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_bfloat16_learns_nearly_what_float32_does(train: Callable, precision: str) -> None:
+    exact = train("experiment=vision", *SHORT)
+    rounded = train("experiment=vision", *SHORT, f"engine.precision={precision}")
+    assert rounded.exit_code == 0, rounded.output
+    assert rounded.metrics["test/loss"] == pytest.approx(exact.metrics["test/loss"], rel=0.05)
+    assert rounded.metrics["test/loss"] != exact.metrics["test/loss"]
+    # Evaluation computes in the run's own format
+    assert evaluate_run(rounded.folder)["test/loss"] == pytest.approx(rounded.metrics["test/loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("given", "meant"), [("32", "32-true"), ("64", "64-true"), ("bf16", "bf16-true")])
+def test_short_names_of_formats(train: Callable, given: str, meant: str) -> None:
+    short, long = (train("experiment=regression", *SHORT, f"engine.precision={name}") for name in (given, meant))
+    assert short.exit_code == 0, short.output
+    assert short.metrics == long.metrics
+    if meant == "64-true":
+        assert evaluate_run(short.folder)["test/loss"] == pytest.approx(short.metrics["test/loss"], rel=1e-6)
+
+
+def test_num_07_float16_on_a_cpu_is_refused_before_training(train: Callable) -> None:
+    result = train("experiment=vision", "hardware=cpu", "engine.precision=16-mixed")
+    assert result.exit_code == 1
+    assert "`engine.precision` 16-mixed does not work on cpu" in result.output
+    assert "Allowed here: 32-true, bf16-mixed, bf16-true, 64-true. Use engine.precision=bf16-mixed." in result.output
+    assert not (result.folder / "checkpoints").exists()
+
+
+def test_unknown_format_is_refused_with_the_allowed_ones(train: Callable) -> None:
+    result = train("experiment=vision", "engine.precision=16-true")
+    assert result.exit_code == 1
+    assert "`engine.precision` must be '32-true', 'bf16-mixed', '16-mixed', 'bf16-true', '64-true'" in result.output
+
+
+# ---- average of the weights ----------------------------------------------------------------------------------
+
+CONSTANT = ("schedule=constant", "schedule.warmup_frac=0.0")
+EMA = ("experiment=regression_diabetes", *SHORT, *CONSTANT, "engine.ema_decay=0.9")
+
+
+def read(folder: Path, name: str = "last") -> dict[str, Any]:
+    return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
+
+
+def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+@pytest.mark.parametrize("start", [0, 9])
+def test_ckp_15_average_goes_on_after_a_stop(train: Callable, start: int) -> None:
+    arguments = (*EMA, f"engine.ema_start_step={start}")
+    straight = train(*arguments, "trainer.max_epochs=4")
+    stopped = train(*arguments)
+    resumed = train(f"resume={stopped.folder}", "trainer.max_epochs=4")
+    assert resumed.exit_code == 0, resumed.output
+    for name in ("last", "best"):
+        one, two = read(straight.folder, name), read(stopped.folder, name)
+        assert one["ema"]["weights"] == two["ema"]["weights"] == "ema"
+        assert_equal(one["state_dict"], two["state_dict"])
+        assert_equal(one["ema"]["raw"], two["ema"]["raw"])
+    last = read(straight.folder)
+    assert not last["state_dict"]["net.head.bias"].equal(last["ema"]["raw"]["net.head.bias"])
+    assert straight.metrics == json.loads((stopped.folder / "metrics.json").read_text(encoding="utf-8"))
+
+
+def test_ckp_15_average_is_what_is_tested_evaluated_and_predicted_with(train: Callable) -> None:
+    result = train(*EMA)
+    assert result.exit_code == 0, result.output
+    checkpoint = load_checkpoint(result.folder)
+    assert checkpoint.weights == "ema"
+    evaluated = evaluate_run(result.folder)
+    assert evaluated["test/loss"] == pytest.approx(result.metrics["test/loss"], rel=1e-6)
+    assert evaluate_run(result.folder, "val")["val/loss"] == pytest.approx(result.metrics["val/loss"], rel=1e-6)
+    assert result.metrics["test/loss"] != train(*EMA[:-1]).metrics["test/loss"]
+
+
+def test_ckp_15_run_that_ends_before_the_start_is_the_run_without(train: Callable) -> None:
+    plain, early = train(*EMA[:-1]), train(*EMA, "engine.ema_start_step=1000")
+    assert early.exit_code == 0, early.output
+    assert early.metrics == plain.metrics
+    assert read(early.folder)["ema"] == {"weights": "raw"}
+    assert_equal(read(early.folder)["state_dict"], read(plain.folder)["state_dict"])
+
+
+def test_average_that_keeps_nothing_is_the_weights(train: Callable) -> None:
+    plain, same = train(*EMA[:-1]), train(*EMA[:-1], "engine.ema_decay=0")
+    assert same.metrics == plain.metrics
+
+
+def test_without_a_checkpoint_the_average_is_tested(train: Callable) -> None:
+    arguments = (*EMA, "trainer.max_epochs=2")
+    kept = train(*arguments, "callbacks.checkpoint.monitor=null")
+    none = train(*arguments, "callbacks.checkpoint=null")
+    assert none.exit_code == 0, none.output
+    assert none.metrics["test/loss"] == kept.metrics["test/loss"]
