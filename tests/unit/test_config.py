@@ -88,7 +88,8 @@ ONE = {
     "large share": ({"data.val_frac": 1.0}, "`data.val_frac` must be less than 1, got 1.0."),
     "word out of a list": (
         {"engine.precision": "fp16"},
-        "`engine.precision` must be '32-true', 'bf16-mixed', '16-mixed' or '64-true', got 'fp16'.",
+        "`engine.precision` must be '32-true', 'bf16-mixed', '16-mixed', 'bf16-true', '64-true',",
+        "or 64, got 'fp16'.",
     ),
     "number for a word": ({"engine.precision": 16}, "`engine.precision` must be '32-true',", "got 16."),
     "mode": (
