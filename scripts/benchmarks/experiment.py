@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from leyden.config import conf_dir
 from leyden.data.datamodule import DataModule
+from leyden.data.image_changes import BatchChange
 from leyden.engine.classification import ClassificationTask
 from leyden.engine.optim import build_optimizer
 from leyden.nlp.data import TextData
@@ -68,7 +69,7 @@ def image_cutter(data: ImageData) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     images, labels = data.splits["train"]["image"], data.splits["train"]["label"]
     mean, std = (torch.tensor(value).view(1, -1, 1, 1) for value in (data.mean, data.std))
     generator = torch.Generator().manual_seed(0)
-    changes = data.augment
+    changes = [change for change in data.augment if not isinstance(change, BatchChange)]  # no work mixes labels
     scale, shift = 1 / (255 * std), -mean / std
 
     def cut(rows: Tensor) -> tuple[Tensor, Tensor]:

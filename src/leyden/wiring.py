@@ -96,7 +96,13 @@ def _drop_foreign_keys(cfg: DictConfig, block_key: str, given: set[str], keep_if
 
 def build_data(cfg: DictConfig) -> LightningDataModule:
     """Builds the datamodule and loads its splits."""
-    data: LightningDataModule = instantiate(cfg.data, _convert_="all")
+    try:
+        data: LightningDataModule = instantiate(cfg.data, _convert_="all")
+    except Exception as err:
+        cause = _user_error(err)
+        if cause is None:
+            raise
+        raise cause from err
     data.prepare_data()
     data.setup("fit")
     return data
@@ -167,6 +173,12 @@ def check_fit(task: Task, data: DataModule) -> None:
     Raises:
         ConfigError: when the network cannot take the data's batches.
     """
+    if data.mixes_labels and not task.takes_mixed_labels:
+        raise ConfigError(
+            f"`data.augment` mixes labels, but the loss of {type(task).__name__} does not use `label_probability`. "
+            "Remove what mixes labels (e.g. ~data.augment.mixup), or use it in compute_loss and set the task's "
+            "takes_mixed_labels = True."
+        )
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
     if has_batch_norm:
         if data.batch_size == 1:

@@ -266,6 +266,25 @@ def test_error_without_words_is_named() -> None:
         check_fit(task_of(Silent(1, 1)), line())
 
 
+class Mixing(LineData):
+    mixes_labels = True
+
+
+def test_loss_that_knows_no_shares_refuses_mixed_labels() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_fit(task_of(Linear(1, 1)), Mixing(batch_size=3))
+    message = str(caught.value)
+    assert message.startswith("`data.augment` mixes labels, but the loss of RegressionTask does not use")
+    assert "set the task's takes_mixed_labels = True" in message
+
+
+def test_error_of_a_datamodules_own_is_raised_as_such() -> None:
+    flip = {"_target_": "leyden.data.batch_transforms.RandomFlip"}
+    cfg = config(data={"_target_": "leyden.vision.data.Digits", "filters": {"flip": flip}})
+    with pytest.raises(ConfigError, match=r"^`data\.filters\.flip` \(RandomFlip\) is random"):
+        build_data(cfg)
+
+
 def test_batch_norm_needs_two_samples() -> None:
     net = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     with pytest.raises(ConfigError) as caught:

@@ -111,6 +111,11 @@ class DataModule(LightningDataModule):
         """Whether `transform_batch` draws random numbers for training batches."""
         return False
 
+    @property
+    def mixes_labels(self) -> bool:
+        """Whether training batches have `label_probability` (B, num_classes), which the loss has to use."""
+        return False
+
     # ---- Lightning -----------------------------------------------------------------------------------------
 
     def setup(self, stage: str | None = None) -> None:

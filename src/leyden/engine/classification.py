@@ -62,6 +62,9 @@ class ClassificationTask(Task):
     Macro-F1 is the mean over the classes that occur among the targets or the predictions: a class that is in
     neither does not lower it.
 
+    Where a training batch has `label_probability` (B, num_classes), e.g. by Mixup, the loss is the cross-entropy with
+    these, and metrics of training compare with `label`, the class of the larger share.
+
     Args:
         net: gives logits (B, num_classes) for `batch[input_key]`.
         optim: called with the named parameters, gives the optimiser.
@@ -74,6 +77,7 @@ class ClassificationTask(Task):
     """
 
     metric_names: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1")
+    takes_mixed_labels: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -107,7 +111,8 @@ class ClassificationTask(Task):
                 f"{self.num_classes} classes, so it must be {expected}. Give the network {self.num_classes} outputs, "
                 f"e.g. +model.net.num_classes={self.num_classes}."
             )
-        return F.cross_entropy(logits, label, label_smoothing=self.label_smoothing), logits
+        target = batch["label_probability"].to(logits.dtype) if "label_probability" in batch else label
+        return F.cross_entropy(logits, target, label_smoothing=self.label_smoothing), logits
 
     def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return outputs, batch["label"]

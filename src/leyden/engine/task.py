@@ -54,6 +54,8 @@ class Task(LightningModule):
 
     input_key: ClassVar[str] = "input"
     metric_names: ClassVar[tuple[str, ...]] = ()
+    # Whether `compute_loss` uses `batch["label_probability"]` where a batch has it.
+    takes_mixed_labels: ClassVar[bool] = False
 
     def __init__(
         self,

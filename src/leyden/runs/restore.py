@@ -12,7 +12,10 @@ from lightning.pytorch import LightningDataModule
 from torch import nn
 
 from leyden.config import locate
+from leyden.data.batch_transforms import Cutout, GaussianNoise, RandomAffine, RandomCrop, RandomFlip
 from leyden.data.datamodule import DataModule
+from leyden.data.filters import GaussianBlur, Sharpen, SobelEdges
+from leyden.data.mixup import Mixup
 from leyden.engine.checkpoint import read_checkpoint
 from leyden.engine.ema import KEY
 from leyden.engine.precision import run_in_precision
@@ -78,13 +81,26 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 ALLOWED = (nn.Module, LightningDataModule, Schedule, torch.optim.Optimizer)
+IMAGE_CHANGES = frozenset(
+    {
+        Cutout,
+        GaussianBlur,
+        GaussianNoise,
+        Mixup,
+        RandomAffine,
+        RandomCrop,
+        RandomFlip,
+        Sharpen,
+        SobelEdges,
+    }
+)
 
 
 def check_targets(node: Any, key: str = "") -> None:
     """Refuses a config from a file that would call anything but the kinds of objects a model is made of.
 
     A checkpoint may come from a stranger. Its weights load as plain tensors, and its config may only name classes of
-    networks, datamodules, schedules and optimisers, Leyden's batch transforms, and torchvision's model builders.
+    networks, datamodules, schedules and optimisers, Leyden's changes of images, and torchvision's model builders.
 
     Raises:
         ConfigError: naming the key and the target.
@@ -109,10 +125,9 @@ def check_targets(node: Any, key: str = "") -> None:
 
 
 def _is_allowed(found: Any) -> bool:
-    module = str(getattr(found, "__module__", ""))
     if inspect.isclass(found):
-        return issubclass(found, ALLOWED) or module == "leyden.data.batch_transforms"
-    return inspect.isfunction(found) and module.startswith("torchvision.models.")
+        return issubclass(found, ALLOWED) or found in IMAGE_CHANGES
+    return inspect.isfunction(found) and str(found.__module__).startswith("torchvision.models.")
 
 
 def restore(checkpoint: Checkpoint) -> tuple[Task, DataModule]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +15,16 @@ from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
 from leyden.data.datamodule import DataModule, Inputs
+from leyden.data.image_changes import (
+    Augment,
+    BatchChange,
+    Filters,
+    apply_filters,
+    augment_batch,
+    filtered_statistics,
+    list_augmentations,
+    list_filters,
+)
 from leyden.data.loaders import Batch
 from leyden.data.splits import split_problems, split_rows
 from leyden.errors import DataError
@@ -22,21 +32,22 @@ from leyden.vision.images import SUFFIXES, load_images
 
 log = logging.getLogger(__name__)
 
-Augment = Mapping[str, Callable[[Tensor, torch.Generator], Tensor] | None]
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 
 class ImageData(DataModule):
-    """Images in memory as uint8; converted, augmented and normalised per batch on the device.
+    """Images in memory as uint8; converted, filtered, augmented and normalised per batch on the device.
 
-    Batches: `image` (B, C, H, W) float32, normalised by mean and deviation of the training images; `label` (B,)
-    int64. A subclass gives `load_images_and_labels`.
+    Batches: `image` (B, C, H, W) float32, normalised by mean and deviation of the filtered training images; `label`
+    (B,) int64; in training with mixed labels also `label_probability` (B, num_classes) float32. A subclass gives
+    `load_images_and_labels`.
 
     Args:
         batch_size: global batch size.
         seed: of the order of samples and of augmentation.
-        augment: random changes of training images, applied in this order on images in 0 .. 1.
+        augment: random changes of training images, applied in this order on images in 0 .. 1, after the filters.
         reference: a known result for this data.
+        filters: changes of all images, in training, evaluation and prediction, applied in this order in 0 .. 1.
     """
 
     def __init__(
@@ -45,9 +56,11 @@ class ImageData(DataModule):
         seed: Annotated[int, Ge(0)] = 0,
         augment: Augment | None = None,
         reference: Mapping[str, Any] | None = None,
+        filters: Filters | None = None,
     ) -> None:
         super().__init__(batch_size, seed, reference)
-        self.augment = [change for change in (augment or {}).values() if change is not None]
+        self.filters = list_filters(filters)
+        self.augment = list_augmentations(augment)
         self.mean: list[float] = []
         self.std: list[float] = []
         self._scaling: tuple[tuple[Any, ...], Tensor, Tensor] | None = None
@@ -60,7 +73,9 @@ class ImageData(DataModule):
         splits, class_names = self.load_images_and_labels()
         train = splits["train"]["image"]
         if len(train):
-            self.mean, self.std = channel_statistics(train)
+            self.mean, self.std = (
+                filtered_statistics(train, self.filters) if self.filters else channel_statistics(train)
+            )
         self.facts = {
             "num_classes": len(class_names),
             "class_names": class_names,
@@ -72,12 +87,12 @@ class ImageData(DataModule):
     def transform_batch(self, batch: Batch, generator: torch.Generator | None) -> Batch:
         image = batch["image"].float()
         scale, shift = self._normalisation(image.device)
-        if generator is None:  # to 0 .. 1 and to mean 0 and deviation 1 at once
+        if generator is None and not self.filters:  # to 0 .. 1 and to mean 0 and deviation 1 at once
             return {**batch, "image": image.mul_(scale / 255).sub_(shift)}
-        image = image.mul_(1 / 255)
-        for change in self.augment:
-            image = change(image, generator)
-        return {**batch, "image": image.mul(scale).sub_(shift)}
+        batch = {**batch, "image": apply_filters(image.mul_(1 / 255), self.filters)}
+        if generator is not None:
+            batch = augment_batch(batch, self.augment, generator, self.facts["num_classes"])
+        return {**batch, "image": batch["image"].mul(scale).sub_(shift)}
 
     def _normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Factor and offset (1, C, 1, 1); on the device already, since a copy to it would wait for each batch."""
@@ -90,6 +105,10 @@ class ImageData(DataModule):
     @property
     def has_augmentation(self) -> bool:
         return bool(self.augment)
+
+    @property
+    def mixes_labels(self) -> bool:
+        return any(isinstance(change, BatchChange) for change in self.augment)
 
     def read_inputs(self, path: Path) -> Inputs:
         if path.is_dir():
@@ -159,6 +178,7 @@ class TorchvisionData(ImageData):
         seed: of the order of samples and of augmentation.
         augment: random changes of training images.
         reference: a known result for this data.
+        filters: changes of all images, before augmentation.
     """
 
     def __init__(
@@ -170,8 +190,9 @@ class TorchvisionData(ImageData):
         seed: Annotated[int, Ge(0)] = 0,
         augment: Augment | None = None,
         reference: Mapping[str, Any] | None = None,
+        filters: Filters | None = None,
     ) -> None:
-        super().__init__(batch_size, seed, augment, reference)
+        super().__init__(batch_size, seed, augment, reference, filters)
         self.dataset = dataset
         self.root = root
         self.val_size = val_size
@@ -268,6 +289,7 @@ class ImageFolder(ImageData):
         seed: of the order of samples and of augmentation.
         augment: random changes of training images.
         reference: a known result for this data.
+        filters: changes of all images, before augmentation.
     """
 
     def __init__(
@@ -284,8 +306,9 @@ class ImageFolder(ImageData):
         seed: Annotated[int, Ge(0)] = 0,
         augment: Augment | None = None,
         reference: Mapping[str, Any] | None = None,
+        filters: Filters | None = None,
     ) -> None:
-        super().__init__(batch_size, seed, augment, reference)
+        super().__init__(batch_size, seed, augment, reference, filters)
         self.path = path
         self.image_size, self.in_channels, self.background = image_size, in_channels, background
         self.on_error = on_error

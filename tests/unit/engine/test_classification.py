@@ -66,6 +66,36 @@ def test_smoothing_counts_in_every_phase() -> None:
     assert float(task.eval().compute_loss(batch)[0]) == pytest.approx(float(smoothed), rel=1e-5)
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
+def test_loss_of_mixed_labels_is_the_cross_entropy_by_their_shares(label_smoothing: float) -> None:
+    torch.manual_seed(0)
+    share = torch.tensor([0.9, 0.5, 0.2])[:, None]
+    one, other = F.one_hot(torch.tensor([0, 1, 2]), 3), F.one_hot(torch.tensor([2, 0, 2]), 3)
+    probability = share * one + (1 - share) * other
+    batch = {"input": torch.randn(3, 3), "label": torch.tensor([0, 1, 2]), "label_probability": probability}
+    loss, _ = build(label_smoothing=label_smoothing).compute_loss(batch)
+    target = (1 - label_smoothing) * probability + label_smoothing / 3
+    assert float(loss) == pytest.approx(float(-(target * batch["input"].log_softmax(1)).sum(1).mean()), rel=1e-5)
+
+
+def test_whole_labels_as_probabilities_give_the_same_loss_in_any_precision() -> None:
+    torch.manual_seed(0)
+    batch = {"input": torch.randn(5, 3), "label": torch.tensor([0, 1, 2, 1, 0])}
+    task = build(label_smoothing=0.1)
+    expected = float(task.compute_loss(batch)[0])
+    batch["label_probability"] = F.one_hot(batch["label"], 3).float()
+    assert float(task.compute_loss(batch)[0]) == pytest.approx(expected, rel=1e-5)
+    batch["input"] = batch["input"].double()
+    assert float(task.compute_loss(batch)[0]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_metrics_of_mixed_labels_compare_with_the_label() -> None:
+    batch = {"input": torch.eye(3), "label": torch.tensor([0, 1, 1]), "label_probability": torch.full((3, 3), 1 / 3)}
+    outputs, target = build().metric_inputs(batch["input"], batch)
+    assert outputs.argmax(dim=1).tolist() == [0, 1, 2]
+    assert target.tolist() == [0, 1, 1]
+
+
 def test_macro_f1_leaves_out_classes_that_do_not_occur() -> None:
     task = build(num_classes=10)
     batch = {"input": F.one_hot(torch.tensor([0, 0, 1, 1]), 10).float(), "label": torch.tensor([0, 1, 1, 1])}

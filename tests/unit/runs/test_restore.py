@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from leyden.data import batch_transforms, filters, mixup
 from leyden.errors import ConfigError, DataError
 from leyden.regression.data import LineData
 from leyden.regression.task import RegressionTask
-from leyden.runs.restore import Checkpoint, check_targets, find_checkpoint, load_checkpoint, restore
+from leyden.runs.restore import IMAGE_CHANGES, Checkpoint, check_targets, find_checkpoint, load_checkpoint, restore
 
 CONFIG: dict[str, Any] = {
     "data": {"_target_": "leyden.regression.data.LineData", "batch_size": 3},
@@ -165,6 +167,12 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
         "functools.partial",
         "leyden.data.batch_transforms.math.sqrt",
         "leyden.data.batch_transforms.compute_affine_theta",
+        "leyden.data.filters.convolve",
+        "leyden.data.filters.math.exp",
+        "leyden.data.filters.Annotated",
+        "leyden.data.mixup.draw_beta",
+        "leyden.data.image_changes.apply_filters",
+        "leyden.data.image_changes.BatchChange",
     ],
 )
 def test_anything_but_parts_of_a_model_is_refused(target: str) -> None:
@@ -194,6 +202,25 @@ def test_anything_but_parts_of_a_model_is_refused(target: str) -> None:
 )
 def test_parts_of_a_model_are_allowed(target: str) -> None:
     assert check_targets({"a": [{"_target_": target, "x": 1}]}, "model") is None  # type: ignore[func-returns-value]
+
+
+def test_each_change_of_images_is_allowed_by_name() -> None:
+    found = {
+        value
+        for module in (batch_transforms, filters, mixup)
+        for value in vars(module).values()
+        if inspect.isclass(value) and value.__module__ == module.__name__
+    }
+    assert found == IMAGE_CHANGES
+    for change in found:
+        check_targets({"_target_": f"{change.__module__}.{change.__name__}"}, "data")
+
+
+def test_class_put_beside_the_changes_of_images_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = type("Other", (filters.Sharpen,), {"__module__": filters.__name__})
+    monkeypatch.setattr(filters, "Other", other, raising=False)
+    with pytest.raises(ConfigError, match="so it is not called"):
+        check_targets({"_target_": "leyden.data.filters.Other"}, "data.filters.x")
 
 
 def test_name_that_leads_nowhere() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from leyden.data.batch_transforms import RandomFlip
 from leyden.data.datamodule import DataModule
+from leyden.data.filters import Sharpen, SobelEdges
+from leyden.data.mixup import Mixup
 from leyden.errors import DataError
 from leyden.vision import data as vision_data
 from leyden.vision.data import Digits, ImageFolder, TorchvisionData, channel_statistics, read_idx
@@ -205,6 +208,59 @@ def test_augmentation_comes_before_normalisation_and_only_with_a_generator() -> 
     plain = data.transform_batch(rows, None)["image"]
     flipped = data.transform_batch(rows, torch.Generator().manual_seed(0))["image"]
     torch.testing.assert_close(flipped, plain.flip(-1))
+
+
+class TestFilteredDigits(DataModuleContract):
+    """All of the contract also with filters: an image has the same bits alone, in a batch and from a file."""
+
+    def build(self, folder: Path, seed: int) -> DataModule:
+        return Digits(batch_size=64, seed=seed, filters={"sharp": Sharpen(1.0), "off": None, "edges": SobelEdges()})
+
+    def write_inputs(self, data: DataModule, folder: Path) -> Path:
+        return write_pictures(data.splits["test"]["image"], folder)
+
+
+def test_batches_are_normalised_by_the_filtered_training_images() -> None:
+    data, plain = Digits(filters={"edges": SobelEdges()}), Digits()
+    data.setup()
+    plain.setup()
+    assert data.mean != plain.mean
+    image = data.transform_batch(data.splits["train"], None)["image"]
+    assert float(image.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(image.std(correction=0)) == pytest.approx(1.0, abs=1e-5)
+    test = data.splits["test"]
+    expected = (SobelEdges()(test["image"].float() * (1 / 255)) - data.mean[0]) / data.std[0]
+    torch.testing.assert_close(data.transform_batch(test, None)["image"], expected, rtol=0, atol=1e-5)
+
+
+def test_filters_come_before_augmentation_which_is_for_training_only() -> None:
+    data = Digits(filters={"sharp": Sharpen(2.0)}, augment={"flip": RandomFlip(1.0)})
+    data.setup()
+    rows = {name: tensor[:4] for name, tensor in data.splits["train"].items()}
+    filtered = data.transform_batch(rows, None)["image"]
+    flipped = data.transform_batch(rows, torch.Generator().manual_seed(0))["image"]
+    torch.testing.assert_close(flipped, filtered.flip(-1))
+    assert not data.mixes_labels
+    assert not Digits(filters={"sharp": Sharpen(2.0)}).has_augmentation
+
+
+def test_mixup_adds_label_probability_to_training_batches_only() -> None:
+    data = Digits(augment={"flip": RandomFlip(), "mixup": Mixup(1.0)})
+    data.setup()
+    assert data.mixes_labels
+    rows = {name: tensor[:32] for name, tensor in data.splits["train"].items()}
+    assert set(data.transform_batch(rows, None)) == {"image", "label"}
+    mixed = data.transform_batch(rows, torch.Generator().manual_seed(0))
+    assert mixed["label_probability"].shape == (32, 10)
+    torch.testing.assert_close(mixed["label_probability"].sum(dim=1), torch.ones(32))
+    assert torch.equal(mixed["label"], mixed["label_probability"].argmax(dim=1))
+    assert (mixed["label_probability"] > 0).sum(dim=1).max() == 2
+
+
+@pytest.mark.parametrize("make", [lambda **k: TorchvisionData("MNIST", "x", **k), lambda **k: ImageFolder("x", **k)])
+def test_every_kind_of_image_data_has_filters(make: Callable[..., Any]) -> None:
+    sharpen = Sharpen(1.0)
+    assert make(filters={"sharp": sharpen, "off": None}).filters == [sharpen]
 
 
 def test_idx_files_of_any_shape(tmp_path: Path) -> None:
