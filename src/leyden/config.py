@@ -12,7 +12,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_type_hints
+from typing import Annotated, Any, Literal, Unpack, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 from omegaconf import DictConfig, OmegaConf
@@ -270,7 +270,7 @@ def locate(path: str) -> Callable[..., Any]:
 
 
 def parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The named parameters of a callable, and whether it also takes any other keyword."""
+    """The named parameters of a callable (of `Unpack[...]` too), and whether it also takes any other keyword."""
     try:
         found = inspect.signature(target).parameters
     except ValueError:  # some built-in classes do not say what they take
@@ -280,10 +280,27 @@ def parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter]
         for name, parameter in found.items()
         if parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     }
-    return named, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found.values())
+    rest = next((p.name for p in found.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+    unpacked = _unpacked(target, rest)
+    for name in unpacked:
+        named[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+    return named, rest is not None and not unpacked
+
+
+def _unpacked(target: Callable[..., Any], rest: str | None) -> dict[str, Any]:
+    """Name -> type of the keywords that a callable takes as `**rest: Unpack[SomeTypedDict]`."""
+    annotation = _hints(target).get(rest) if rest else None
+    if get_origin(annotation) is not Unpack:
+        return {}
+    return get_type_hints(get_args(annotation)[0], include_extras=True)
 
 
 def _annotations(target: Callable[..., Any]) -> dict[str, Any]:
+    rest = next((name for name, hint in _hints(target).items() if get_origin(hint) is Unpack), None)
+    return {**_hints(target), **_unpacked(target, rest)}
+
+
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
     function = target.__init__ if inspect.isclass(target) else target
     try:
         return get_type_hints(inspect.unwrap(function), include_extras=True)

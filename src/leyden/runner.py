@@ -18,6 +18,7 @@ from leyden.callbacks.interruption import Interruption
 from leyden.callbacks.loggers import History, TensorBoard
 from leyden.config import validate
 from leyden.data.datamodule import DataModule
+from leyden.data.workers import shut_down
 from leyden.engine.checkpoint import read_checkpoint
 from leyden.engine.precision import check_precision
 from leyden.engine.settings import Engine
@@ -95,6 +96,7 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
                 objective = fit_and_test(assembly, run_dir, stopped)
             finally:
                 close_loggers(assembly)
+                shut_down()
         except Interrupted as err:
             end_interrupted(record, err, run_dir)
             raise
@@ -174,7 +176,7 @@ def report(
     if isinstance(task, Task) and isinstance(data, DataModule):
         results |= predict_probes(task, data)
         results |= task.summary(data)
-        if assembly.config["test"]:
+        if assembly.config["test"] and data.splits:  # the targets of a Dataset are not known without reading it
             baseline = compute_baseline(task, data)
     bad = [name for name, value in results.items() if not math.isfinite(value)]
     if not trainer.is_global_zero:

@@ -105,6 +105,8 @@ def build_data(cfg: DictConfig) -> LightningDataModule:
         raise cause from err
     data.prepare_data()
     data.setup("fit")
+    if cfg.test and isinstance(data, DataModule) and data.num_samples("test") == 0:
+        raise ConfigError(f"`test` is true, but {data.describe()} has no test data. Give data.test, or set test=false.")
     return data
 
 
@@ -187,8 +189,7 @@ def check_fit(task: Task, data: DataModule) -> None:
                 "Use data.batch_size=2 or more, or a network with GroupNorm or LayerNorm."
             )
         data.min_last_train = 2
-    rows = {name: tensor[:2] for name, tensor in data.splits["train"].items()}
-    batch = data.transform_batch(rows, None)
+    batch = data.transform_batch(data.first_rows(2), None)
     was_training = task.training
     task.eval()
     try:

@@ -7,20 +7,23 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import torch
 from annotated_types import Ge
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from leyden.data.loaders import Batch, TensorLoader
+from leyden.data.loaders import Batch, BatchLoader, TensorLoader
 from leyden.data.order import derive_seed
+from leyden.data.residency import Residency, Room, choose_residency, free_memory, free_on, move_to_disk, num_bytes
+from leyden.data.workers import Rows, Samples, WorkerLoader, default_num_workers
 from leyden.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
+WHERE = {"device": "the device", "host": "memory", "mmap": "disk", "workers": "worker processes"}
 
 
 @dataclass
@@ -29,6 +32,21 @@ class Inputs:
 
     ids: list[str]
     tensors: Batch
+
+
+class Loading(TypedDict, total=False):
+    """How the data of any datamodule is kept and read; a subclass passes these on as `**loading`.
+
+    Attributes:
+        residency: where the data stays: "device", "host" (in memory), "mmap" (in memory-mapped files), or "workers"
+            (processes read each sample); "auto" chooses from its size and what is free. It never changes a batch.
+        num_workers: processes that read samples one by one, where that is done; "auto" takes the cores but one.
+        cache_dir: folder of memory-mapped files.
+    """
+
+    residency: Literal["auto", "device", "host", "mmap", "workers"]
+    num_workers: Annotated[int, Ge(0)] | Literal["auto"]
+    cache_dir: str
 
 
 class DataModule(LightningDataModule):
@@ -42,6 +60,7 @@ class DataModule(LightningDataModule):
         seed: of the order of samples and of augmentation (the splits have their own seed).
         reference: a known result for this data, e.g. `{label: "ridge regression", r2: 0.81}`; shown beside
             the test metrics.
+        loading: where the data stays and how it is read, see `Loading`.
 
     Attributes:
         facts: what the data fixes for the task and its network (`num_classes`, `num_features`, ...).
@@ -58,14 +77,19 @@ class DataModule(LightningDataModule):
         batch_size: Annotated[int, Ge(1)],
         seed: Annotated[int, Ge(0)] = 0,
         reference: Mapping[str, Any] | None = None,
+        **loading: Unpack[Loading],
     ) -> None:
         super().__init__()
+        self.loading: Loading = {"residency": "auto", "num_workers": "auto", "cache_dir": "data/cache", **loading}
         self.batch_size = batch_size
         self.seed = seed
         self.reference = dict(reference) if reference else None
         self.facts: dict[str, Any] = {}
         self.splits: dict[str, Batch] = {}
         self.skipped: list[str] = []
+        self.is_mapped = False  # whether the splits' memory is that of files
+        self._residency: Residency | None = None
+        self._on_device: dict[str, Batch] = {}
         # Set by the wiring: what the network, the engine and the trainer need of the training loader.
         self.min_last_train = 1
         self.with_index = False
@@ -160,35 +184,85 @@ class DataModule(LightningDataModule):
             result[split] = {"num_samples": self.num_samples(split), "hash": digest.hexdigest()}
         return result
 
-    def make_loader(self, split: str, shuffle: bool, grouped: bool = True) -> TensorLoader | list[Any]:
+    def make_loader(
+        self, split: str, shuffle: bool, grouped: bool = True, batch_size: int | None = None
+    ) -> BatchLoader | list[Any]:
         """The loader of a split, or an empty list where the split is empty.
 
         Args:
             split: "train", "val" or "test".
             shuffle: whether each epoch has its own order.
             grouped: whether batches come as the training loop takes them, several at a time, or one by one.
+            batch_size: where it is not the run's own.
         """
         if self.num_samples(split) == 0:
             return []
-        trainer = self.trainer
-        return TensorLoader(
-            self.splits[split],
-            self.batch_size,
-            shuffle,
-            self.seed,
-            rank=trainer.global_rank if trainer else 0,
-            world_size=trainer.world_size if trainer else 1,
-            min_last=self.min_last_train if shuffle else 1,
-            trim=self.trim_batch,
-            batches_per_item=self.batches_per_item if shuffle and grouped else None,
-            cuts=self.cuts if shuffle and grouped else (),
-            max_batches=self.max_train_batches if shuffle and grouped else None,
-            with_index=self.with_index and shuffle,
-        )
+        residency = self.choose_residency()
+        options = self.loader_options(shuffle, grouped)
+        if residency.kind == "device":
+            options["device"] = None  # nothing is left to copy
+        size = batch_size or self.batch_size
+        if residency.kind == "workers":
+            samples = Samples(Rows(self.splits[split]), split, (), self.seed)
+            return WorkerLoader(samples, size, shuffle, self.seed, self.num_workers, **options)
+        tensors = self.splits[split]
+        if residency.kind == "device" and self.trainer:
+            if split not in self._on_device:
+                device = self.trainer.strategy.root_device
+                self._on_device[split] = {name: tensor.to(device) for name, tensor in tensors.items()}
+            tensors = self._on_device[split]
+        return TensorLoader(tensors, size, shuffle, self.seed, **options)
 
-    def train_dataloader(self) -> TensorLoader | list[Any]:
+    def loader_options(self, shuffle: bool, grouped: bool) -> dict[str, Any]:
+        """What the trainer, the network and the engine ask of a loader."""
+        trainer = self.trainer
+        return {
+            "rank": trainer.global_rank if trainer else 0,
+            "world_size": trainer.world_size if trainer else 1,
+            "min_last": self.min_last_train if shuffle else 1,
+            "trim": self.trim_batch if self.trims else None,
+            "batches_per_item": self.batches_per_item if shuffle and grouped else None,
+            "cuts": self.cuts if shuffle and grouped else (),
+            "max_batches": self.max_train_batches if shuffle and grouped else None,
+            "with_index": self.with_index and shuffle,
+            "device": trainer.strategy.root_device if trainer else None,
+        }
+
+    def first_rows(self, count: int) -> Batch:
+        """The first training samples, as they lie in memory."""
+        return {name: tensor[:count] for name, tensor in self.splits["train"].items()}
+
+    @property
+    def trims(self) -> bool:
+        """Whether `trim_batch` does something."""
+        return type(self).trim_batch is not DataModule.trim_batch
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that read samples one by one, where that is done."""
+        wanted = self.loading["num_workers"]
+        return default_num_workers() if wanted == "auto" else wanted
+
+    def choose_residency(self) -> Residency:
+        """Decides once where the data stays, and says so.
+
+        Raises:
+            ConfigError: when that cannot be.
+        """
+        if self._residency is None:
+            device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+            size = num_bytes(self.splits)
+            room = Room(size, device, free_on(device), free_memory(), self.trims, self.is_mapped)
+            self._residency = choose_residency(self.loading["residency"], room)
+            if self._residency.kind == "mmap" and not self.is_mapped:
+                self.splits = move_to_disk(self.splits, Path(self.loading["cache_dir"]))
+                self.is_mapped = True
+            log.info("Batches from %s: %s.", WHERE[self._residency.kind], self._residency.reason)
+        return self._residency
+
+    def train_dataloader(self) -> BatchLoader | list[Any]:
         loader = self.make_loader("train", shuffle=True)
-        if isinstance(loader, TensorLoader) and loader.num_dropped:
+        if isinstance(loader, BatchLoader) and loader.num_dropped:
             log.warning(
                 "The last %d training sample(s) of each epoch are left out: too few for a batch of their own.",
                 loader.num_dropped,
@@ -202,10 +276,10 @@ class DataModule(LightningDataModule):
             )
         return loader
 
-    def val_dataloader(self) -> TensorLoader | list[Any]:
+    def val_dataloader(self) -> BatchLoader | list[Any]:
         return self.make_loader("val", shuffle=False)
 
-    def test_dataloader(self) -> TensorLoader | list[Any]:
+    def test_dataloader(self) -> BatchLoader | list[Any]:
         return self.make_loader("test", shuffle=False)
 
     def on_after_batch_transfer(self, batch: Batch | list[Batch], dataloader_idx: int) -> Batch | list[Batch]:
@@ -214,7 +288,7 @@ class DataModule(LightningDataModule):
             assert isinstance(batch, dict)
             return self.transform_batch(batch, None)
         loader = trainer.train_dataloader
-        first = loader.batch_indices(loader.current_item).start if isinstance(loader, TensorLoader) else 0
+        first = loader.batch_indices(loader.current_item).start if isinstance(loader, BatchLoader) else 0
         batches = batch if isinstance(batch, list) else [batch]
         ready = [self.transform_batch(b, self._generator(b, first + index)) for index, b in enumerate(batches)]
         return ready if isinstance(batch, list) else ready[0]

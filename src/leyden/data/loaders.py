@@ -1,68 +1,72 @@
-"""Batches cut from tensors in memory, without per-sample Python."""
+"""Batches of a split in an order that depends on (seed, epoch) alone; from tensors without per-sample Python."""
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
+import torch
 from torch import Tensor
 
-from leyden.data.order import epoch_order, rank_slice
+from leyden.data.order import epoch_order, order_hash, rank_slice
+from leyden.data.transfer import copy_ahead
+
+log = logging.getLogger(__name__)
 
 Batch = dict[str, Tensor]
 
 
-class TensorLoader:
-    """Iterates over the global batches of one split that lies in memory as tensors.
+class BatchLoader:
+    """Iterates over the global batches of one split.
 
-    The order is a function of (seed, epoch); a rank takes its contiguous part of every global batch.
+    The order is a function of (seed, epoch); a rank takes its contiguous part of every global batch. A subclass gives
+    `_batches`: how the samples of a batch are had.
 
     Args:
-        tensors: name -> tensor with the sample axis first, all of the same length.
+        num_samples: of the split.
         batch_size: samples in a global batch (over all ranks).
         shuffle: whether each epoch has its own order.
         seed: of the order.
         rank: this process among `world_size` processes.
         world_size: processes that share every global batch.
+        min_last: a last batch smaller than this is dropped (BatchNorm cannot train on one sample).
         batches_per_item: several batches may be handed out as one item, a list, so that a training step can take
             many batches; None hands out each batch by itself.
         cuts: batches of the epoch after which an item ends in any case.
         max_batches: batches of an epoch that count; None is all of them.
-        trim: cuts what no row of a batch needs (padding), on the host before the batch goes to the device.
         with_index: whether batches also carry `index` (B,), the numbers of their samples in the split.
-        min_last: a last batch smaller than this is dropped (BatchNorm cannot train on one sample).
+        device: where batches are needed; they are copied ahead to a CUDA device. None leaves that to the trainer.
     """
 
     def __init__(
         self,
-        tensors: Batch,
+        num_samples: int,
         batch_size: int,
         shuffle: bool,
         seed: int,
         rank: int = 0,
         world_size: int = 1,
         min_last: int = 1,
-        trim: Callable[[Batch], Batch] | None = None,
         batches_per_item: int | None = None,
         cuts: Iterable[int] = (),
         max_batches: int | None = None,
         with_index: bool = False,
+        device: torch.device | None = None,
     ) -> None:
-        lengths = {name: len(tensor) for name, tensor in tensors.items()}
-        assert len(set(lengths.values())) == 1, f"tensors of one split differ in length: {lengths}"
-        self.tensors = tensors
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
         self.rank = rank
-        self.trim = trim
         self.world_size = world_size
-        self.num_samples = next(iter(lengths.values()))
-        last = self.num_samples % batch_size
+        self.num_samples = num_samples
+        last = num_samples % batch_size
         self.num_dropped = last if 0 < last < max(min_last, world_size if shuffle else 1) else 0
         self.with_index = with_index
         self.batches_per_item = batches_per_item
-        full = -(-(self.num_samples - self.num_dropped) // batch_size)
+        self.device = device
+        full = -(-(num_samples - self.num_dropped) // batch_size)
         self.num_batches = full if max_batches is None else min(full, max_batches)
         size = batches_per_item or 1
         own = {cut for cut in cuts if 0 < cut < self.num_batches and cut % size}
@@ -76,6 +80,10 @@ class TensorLoader:
         # Lightning looks for `sampler.set_epoch` before each epoch, and asks every sampler for its batch sampler.
         self.sampler = self
         self.batch_sampler = None
+
+    def _batches(self, first: int) -> Iterator[Batch]:
+        """The batches of the epoch one by one, from one of them on."""
+        raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch whose order the next iteration takes."""
@@ -96,18 +104,34 @@ class TensorLoader:
         """Samples in a batch of the epoch, over all ranks."""
         return min(self.batch_size, self.num_samples - self.num_dropped - index * self.batch_size)
 
+    def global_lengths(self, item: int, batches: Sequence[Batch]) -> list[int]:
+        """Samples in each batch of an item, over all ranks."""
+        return [self.global_length(index) for index in self.batch_indices(item)]
+
+    def epoch_order(self) -> Tensor:
+        """The order of the epoch."""
+        return epoch_order(self.num_samples, self.seed, self.epoch, self.shuffle)
+
+    def samples_of(self, order: Tensor, index: int) -> Tensor:
+        """Which samples this rank takes of a batch of the epoch."""
+        start = index * self.batch_size
+        return rank_slice(order[start : start + self.global_length(index)], self.rank, self.world_size)
+
     def batches(self) -> Iterator[Batch]:
         """The batches of the epoch one by one, however they are handed out."""
-        order = epoch_order(self.num_samples, self.seed, self.epoch, self.shuffle)
-        return (self._cut(order, index) for index in range(self.num_batches))
+        return self._batches(0)
 
     def __iter__(self) -> Iterator[Batch | list[Batch]]:
         first, self._first_item = self._first_item, 0
-        order = epoch_order(self.num_samples, self.seed, self.epoch, self.shuffle)
-        for item in range(first, len(self)):
+        batches = self._batches(self._bounds[first])
+        items: Iterator[list[Batch]] = (
+            list(islice(batches, len(self.batch_indices(item)))) for item in range(first, len(self))
+        )
+        if self.device is not None and self.device.type == "cuda":
+            items = copy_ahead(items, self.device)
+        for item, group in enumerate(items, first):
             self._next_item = item + 1
-            batches = [self._cut(order, index) for index in self.batch_indices(item)]
-            yield batches[0] if self.batches_per_item is None else batches
+            yield group[0] if self.batches_per_item is None else group
 
     @property
     def current_item(self) -> int:
@@ -127,11 +151,50 @@ class TensorLoader:
         """Lets the next iteration start at a position; nothing is read for what was before."""
         self._first_item = self.items_until(state["batch"])
 
+    def _log_order(self, order: Tensor) -> None:
+        if self.shuffle and self.rank == 0 and log.isEnabledFor(logging.DEBUG):
+            log.debug("Order of epoch %d: %d samples, hash %s", self.epoch, len(order), order_hash(order))
+
+
+class TensorLoader(BatchLoader):
+    """Batches of a split that lies as tensors in memory, on the device, or in memory-mapped files.
+
+    Args:
+        tensors: name -> tensor with the sample axis first, all of the same length and in one place.
+        batch_size, shuffle, seed, rank, world_size, min_last: as in `BatchLoader`.
+        trim: cuts what no row of a batch needs (padding), on the host before the batch goes to the device.
+        options: as in `BatchLoader`.
+    """
+
+    def __init__(
+        self,
+        tensors: Batch,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        min_last: int = 1,
+        trim: Callable[[Batch], Batch] | None = None,
+        **options: object,
+    ) -> None:
+        lengths = {name: len(tensor) for name, tensor in tensors.items()}
+        assert len(set(lengths.values())) == 1, f"tensors of one split differ in length: {lengths}"
+        num_samples = next(iter(lengths.values()))
+        super().__init__(num_samples, batch_size, shuffle, seed, rank, world_size, min_last, **options)  # type: ignore[arg-type]
+        self.tensors = tensors
+        self.trim = trim
+
+    def _batches(self, first: int) -> Iterator[Batch]:
+        order = self.epoch_order()
+        self._log_order(order)
+        order = order.to(next(iter(self.tensors.values())).device)
+        return (self._cut(order, index) for index in range(first, self.num_batches))
+
     def _cut(self, order: Tensor, index: int) -> Batch:
-        start = index * self.batch_size
-        part = rank_slice(order[start : start + self.global_length(index)], self.rank, self.world_size)
+        rows = self.samples_of(order, index)
         # An index in brackets would take ten times as long for small rows (torch 2.14 on the CPU)
-        cut = {name: tensor.index_select(0, part) for name, tensor in self.tensors.items()}
+        cut = {name: tensor.index_select(0, rows) for name, tensor in self.tensors.items()}
         if self.with_index:
-            cut["index"] = part
+            cut["index"] = rows
         return self.trim(cut) if self.trim else cut

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from leyden.data.datamodule import DataModule
-from leyden.data.loaders import TensorLoader
+from leyden.data.loaders import BatchLoader
 
 if TYPE_CHECKING:
     from leyden.engine.task import Task
@@ -51,7 +51,7 @@ def plan_calls(task: Task, data: DataModule, trainer: Trainer) -> None:
     data.cuts = cuts
     if task.loops_to_restore:
         loader = data.make_loader("train", shuffle=True)
-        assert isinstance(loader, TensorLoader)
+        assert isinstance(loader, BatchLoader)
         realign(task.loops_to_restore, task.batches_done, loader)
     if within_epoch:
         trainer.val_check_interval = validate_every // data.batches_per_item
@@ -60,7 +60,7 @@ def plan_calls(task: Task, data: DataModule, trainer: Trainer) -> None:
         log.info("Each call of the training loop takes %d steps%s.", steps, measured)
 
 
-def realign(loops: dict[str, Any], batches_done: int, loader: TensorLoader) -> None:
+def realign(loops: dict[str, Any], batches_done: int, loader: BatchLoader) -> None:
     """Rewrites a checkpoint's count of calls within the epoch for calls that take other numbers of batches.
 
     Args:
@@ -88,7 +88,7 @@ def limit_batches(num_batches: int, limit: float | int | None) -> int:
 
 def measure_step_s(task: Task, data: DataModule) -> float:
     """Time of loss and gradient of one batch on the task's device, in seconds; leaves no trace in the task."""
-    rows = {name: tensor[: data.batch_size].to(task.device) for name, tensor in data.splits["train"].items()}
+    rows = {name: tensor.to(task.device) for name, tensor in data.first_rows(data.batch_size).items()}
     batch = data.transform_batch(data.trim_batch(rows), None)
     was_training = task.training
     task.eval()  # running statistics stay as they are

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from leyden.data.loaders import TensorLoader
+from leyden.data.loaders import BatchLoader, TensorLoader
 from leyden.data.order import epoch_order
 from leyden.engine.step import Part
 from leyden.errors import TrainingError
@@ -233,7 +233,7 @@ class FiniteGuard:
         return f"{loss}The last good checkpoint: {saved}. "
 
 
-def rows_of_step(loader: TensorLoader, step: int, accumulate: int) -> Tensor:
+def rows_of_step(loader: BatchLoader, step: int, accumulate: int) -> Tensor:
     """Which samples of the training split a step (from 0) takes, counted from 0, over all processes."""
     steps = -(-loader.num_batches // accumulate)
     order = epoch_order(loader.num_samples, loader.seed, step // steps, loader.shuffle)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
 from leyden.data.datamodule import DataModule
-from leyden.data.loaders import Batch, TensorLoader
+from leyden.data.loaders import Batch, BatchLoader
 from leyden.engine.calls import plan_calls
 from leyden.engine.direct import choose_calls
 from leyden.engine.ema import WeightAverage, take_raw
@@ -152,8 +152,8 @@ class Task(LightningModule):
 
     def _global_lengths(self, batches: list[Batch], item: int) -> list[int]:
         loader = self.trainer.train_dataloader
-        if isinstance(loader, TensorLoader):
-            return [loader.global_length(index) for index in loader.batch_indices(item)]
+        if isinstance(loader, BatchLoader):
+            return loader.global_lengths(item, batches)
         return [batch_length(batch) * self.trainer.world_size for batch in batches]
 
     def _optimise(self, batches: list[Batch], lengths: list[int]) -> None:
@@ -297,7 +297,7 @@ class Task(LightningModule):
     def steps_in_epoch(self, item: int) -> int:
         """Optimiser steps of this epoch up to the end of an item of the loader."""
         loader = self.trainer.train_dataloader
-        batches = loader.batch_indices(item).stop if isinstance(loader, TensorLoader) else item + 1
+        batches = loader.batch_indices(item).stop if isinstance(loader, BatchLoader) else item + 1
         return -(-batches // self.engine.accumulate_batches)
 
     def on_train_epoch_end(self) -> None:
@@ -353,7 +353,7 @@ class Task(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["epoch_so_far"] = save_epoch(self.trainer, self.train_metrics, self._seen)
         loader = self.trainer.train_dataloader
-        checkpoint["batches_done"] = loader.batches_done if isinstance(loader, TensorLoader) else 0
+        checkpoint["batches_done"] = loader.batches_done if isinstance(loader, BatchLoader) else 0
         if self._average:
             self._average.save(checkpoint)
         if self._guard:
@@ -382,7 +382,7 @@ class Task(LightningModule):
         """Optimiser steps of the whole run, which the schedule is laid out for."""
         trainer = self.trainer
         loader = trainer.train_dataloader
-        batches = loader.num_batches if isinstance(loader, TensorLoader) else int(trainer.num_training_batches)
+        batches = loader.num_batches if isinstance(loader, BatchLoader) else int(trainer.num_training_batches)
         limits = [trainer.max_steps] if trainer.max_steps > 0 else []
         if trainer.max_epochs is not None and trainer.max_epochs > 0:
             limits.append(-(-batches // self.engine.accumulate_batches) * trainer.max_epochs)

@@ -8,13 +8,13 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import polars as pl
 import torch
 from annotated_types import Ge, Lt
 
-from leyden.data.datamodule import DataModule, Inputs, stack_column
+from leyden.data.datamodule import DataModule, Inputs, Loading, stack_column
 from leyden.data.loaders import Batch
 from leyden.data.splits import split_problems, split_rows
 from leyden.data.tables import list_rows, read_table, require_columns
@@ -39,6 +39,7 @@ class TextData(DataModule):
         min_count: a character seen less often in training is unknown.
         lowercase: whether upper and lower case are one.
         reference: a known result for this data.
+        loading: where the data stays and how it is read.
     """
 
     text_column = "text"
@@ -51,8 +52,9 @@ class TextData(DataModule):
         min_count: Annotated[int, Ge(1)] = 1,
         lowercase: bool = False,
         reference: Mapping[str, Any] | None = None,
+        **loading: Unpack[Loading],
     ) -> None:
-        super().__init__(batch_size, seed, reference)
+        super().__init__(batch_size, seed, reference, **loading)
         self.max_length = max_length
         self.min_count = min_count
         self.vocabulary = Vocabulary(lowercase)
@@ -148,6 +150,7 @@ class TextTable(TextData):
         min_count: a character seen less often in training is unknown.
         lowercase: whether upper and lower case are one.
         reference: a known result for this data.
+        loading: where the data stays and how it is read.
     """
 
     def __init__(
@@ -168,8 +171,9 @@ class TextTable(TextData):
         min_count: Annotated[int, Ge(1)] = 2,
         lowercase: bool = False,
         reference: Mapping[str, Any] | None = None,
+        **loading: Unpack[Loading],
     ) -> None:
-        super().__init__(batch_size, seed, max_length, min_count, lowercase, reference)
+        super().__init__(batch_size, seed, max_length, min_count, lowercase, reference, **loading)
         self.path = path
         self.text_column, self.label_column = text, label
         self.classes = [str(name) for name in classes] if classes is not None else None

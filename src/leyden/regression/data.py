@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import polars as pl
 import torch
 from annotated_types import Ge, Lt
 from torch import Tensor
 
-from leyden.data.datamodule import DataModule, Inputs
+from leyden.data.datamodule import DataModule, Inputs, Loading
 from leyden.data.loaders import Batch
 from leyden.data.splits import split_problems, split_rows
 from leyden.data.tables import Impute, TableEncoder, list_rows, read_numbers, read_table, require_columns
@@ -44,6 +44,7 @@ class TableData(DataModule):
         batch_size: global batch size.
         seed: of the order of samples.
         reference: a known result for this data.
+        loading: where the data stays and how it is read.
     """
 
     label_key = "target"
@@ -64,8 +65,9 @@ class TableData(DataModule):
         batch_size: Annotated[int, Ge(1)] = 32,
         seed: Annotated[int, Ge(0)] = 0,
         reference: Mapping[str, Any] | None = None,
+        **loading: Unpack[Loading],
     ) -> None:
-        super().__init__(batch_size, seed, reference)
+        super().__init__(batch_size, seed, reference, **loading)
         self.path = path
         self.targets = [target] if isinstance(target, str) else list(target)
         self.features = list(features) if features is not None else None
@@ -206,6 +208,7 @@ class AutoMpg(TableData):
         batch_size: Annotated[int, Ge(1)] = 32,
         seed: Annotated[int, Ge(0)] = 0,
         reference: Mapping[str, Any] | None = None,
+        **loading: Unpack[Loading],
     ) -> None:
         super().__init__(
             path=str(Path(__file__).with_name("auto_mpg.csv")),
@@ -218,6 +221,7 @@ class AutoMpg(TableData):
             batch_size=batch_size,
             seed=seed,
             reference=reference,
+            **loading,
         )
 
     def describe(self) -> str:
@@ -238,6 +242,7 @@ class Diabetes(TableData):
         batch_size: Annotated[int, Ge(1)] = 32,
         seed: Annotated[int, Ge(0)] = 0,
         reference: Mapping[str, Any] | None = None,
+        **loading: Unpack[Loading],
     ) -> None:
         super().__init__(
             path="scikit-learn's diabetes",
@@ -248,6 +253,7 @@ class Diabetes(TableData):
             batch_size=batch_size,
             seed=seed,
             reference=reference,
+            **loading,
         )
 
     def read_frame(self) -> pl.DataFrame:
@@ -269,6 +275,7 @@ class LineData(TableData):
         batch_size: Annotated[int, Ge(1)] = 3,
         seed: Annotated[int, Ge(0)] = 0,
         reference: Mapping[str, Any] | None = None,
+        **loading: Unpack[Loading],
     ) -> None:
         super().__init__(
             path="y = 2x",
@@ -278,6 +285,7 @@ class LineData(TableData):
             batch_size=batch_size,
             seed=seed,
             reference=reference,
+            **loading,
         )
 
     def _split_frames(self) -> dict[str, pl.DataFrame]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from leyden.data.loaders import TensorLoader
+from leyden.data.loaders import BatchLoader
 from leyden.errors import DataError
 from leyden.runs.restore import load_checkpoint, restore
 
@@ -38,7 +38,8 @@ def evaluate_run(
     if data.num_samples(split) == 0:
         raise DataError(f"The {split} split of {data.describe()} is empty.")
     task.setup("test")
-    loader = TensorLoader(data.splits[split], batch_size or data.batch_size, False, 0, trim=data.trim_batch)
+    loader = data.make_loader(split, shuffle=False, batch_size=batch_size)
+    assert isinstance(loader, BatchLoader)
     for batch in loader.batches():
         ready = data.transform_batch(batch, None)
         task._update("test", *task.compute_loss(ready), ready)

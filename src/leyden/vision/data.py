@@ -7,14 +7,14 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
 import torch
 from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
-from leyden.data.datamodule import DataModule, Inputs
+from leyden.data.datamodule import DataModule, Inputs, Loading
 from leyden.data.image_changes import (
     Augment,
     BatchChange,
@@ -48,6 +48,7 @@ class ImageData(DataModule):
         augment: random changes of training images, applied in this order on images in 0 .. 1, after the filters.
         reference: a known result for this data.
         filters: changes of all images, in training, evaluation and prediction, applied in this order in 0 .. 1.
+        loading: where the data stays and how it is read.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class ImageData(DataModule):
         augment: Augment | None = None,
         reference: Mapping[str, Any] | None = None,
         filters: Filters | None = None,
+        **loading: Unpack[Loading],
     ) -> None:
-        super().__init__(batch_size, seed, reference)
+        super().__init__(batch_size, seed, reference, **loading)
         self.filters = list_filters(filters)
         self.augment = list_augmentations(augment)
         self.mean: list[float] = []
@@ -179,6 +181,7 @@ class TorchvisionData(ImageData):
         augment: random changes of training images.
         reference: a known result for this data.
         filters: changes of all images, before augmentation.
+        loading: where the data stays and how it is read.
     """
 
     def __init__(
@@ -191,8 +194,9 @@ class TorchvisionData(ImageData):
         augment: Augment | None = None,
         reference: Mapping[str, Any] | None = None,
         filters: Filters | None = None,
+        **loading: Unpack[Loading],
     ) -> None:
-        super().__init__(batch_size, seed, augment, reference, filters)
+        super().__init__(batch_size, seed, augment, reference, filters, **loading)
         self.dataset = dataset
         self.root = root
         self.val_size = val_size
@@ -290,6 +294,7 @@ class ImageFolder(ImageData):
         augment: random changes of training images.
         reference: a known result for this data.
         filters: changes of all images, before augmentation.
+        loading: where the data stays and how it is read.
     """
 
     def __init__(
@@ -307,8 +312,9 @@ class ImageFolder(ImageData):
         augment: Augment | None = None,
         reference: Mapping[str, Any] | None = None,
         filters: Filters | None = None,
+        **loading: Unpack[Loading],
     ) -> None:
-        super().__init__(batch_size, seed, augment, reference, filters)
+        super().__init__(batch_size, seed, augment, reference, filters, **loading)
         self.path = path
         self.image_size, self.in_channels, self.background = image_size, in_channels, background
         self.on_error = on_error

@@ -101,7 +101,9 @@ def test_empty_validation_may_be_asked_for() -> None:
 
 def test_loaders_take_the_trainers_rank() -> None:
     data = set_up()
-    data.trainer = SimpleNamespace(global_rank=1, world_size=2)  # type: ignore[assignment]
+    data.trainer = SimpleNamespace(
+        global_rank=1, world_size=2, strategy=SimpleNamespace(root_device=torch.device("cpu"))
+    )  # type: ignore[assignment]
     loaders = [data.train_dataloader(), data.val_dataloader()]
     for loader, shuffle in zip(loaders, (True, False), strict=True):
         assert isinstance(loader, TensorLoader)

@@ -12,7 +12,7 @@ from leyden.data.order import derive_seed, epoch_order, rank_slice
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_every_epoch_visits_every_sample_once(num_samples: int, shuffle: bool) -> None:
     order = epoch_order(num_samples, seed=0, epoch=3, shuffle=shuffle)
-    assert order.dtype == torch.int64
+    assert order.dtype == torch.int32
     assert order.sort().values.tolist() == list(range(num_samples))
 
 
