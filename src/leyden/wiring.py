@@ -21,7 +21,9 @@ from leyden.callbacks.loggers import History
 from leyden.config import FACTS, locate, parameters
 from leyden.data.datamodule import DataModule
 from leyden.engine.checkpoint import CheckpointWriter
+from leyden.engine.compile import compile_net
 from leyden.engine.precision import convert_net, trainer_precision
+from leyden.engine.recompute import recompute_blocks
 from leyden.engine.settings import Engine
 from leyden.engine.task import Task
 from leyden.errors import USER_ERRORS, ConfigError
@@ -300,8 +302,12 @@ def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path, callbacks: Sequ
     if isinstance(task, Task):
         task.engine = Engine(**cfg.engine)
         convert_net(task.net, task.engine.number_format)
+        if task.engine.activation_checkpointing:
+            recompute_blocks(task.net)
     if isinstance(task, Task) and isinstance(data, DataModule):
         check_fit(task, data)
+    if isinstance(task, Task):
+        compile_net(task.net, task.engine.compile_mode, plan.accelerator)
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     has_val = not isinstance(data, DataModule) or data.num_samples("val") > 0

@@ -71,6 +71,8 @@ def config(**changes: Any) -> DictConfig:
                 "ema_start_step": 0,
                 "non_finite": "stop",
                 "max_skipped_steps": 10,
+                "compile": "off",
+                "activation_checkpointing": False,
                 "deterministic": True,
             },
             "trainer": {"_target_": "lightning.pytorch.Trainer", "max_epochs": 4},
