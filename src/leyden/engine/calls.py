@@ -44,7 +44,14 @@ def plan_calls(task: Task, data: DataModule, trainer: Trainer) -> None:
     if within_epoch:  # the trainer counts calls to the next validation, so all have to be alike
         intervals += [validate_every // accumulate, *(cut // accumulate for cut in cuts if cut)]
         cuts = set()
-    steps = task.engine.choose_steps_per_call(step_time_s, intervals)
+
+    def suits(steps: int) -> bool:
+        """Whether the count to a validation does not take the shorter last call of an epoch for a whole one."""
+        per_call = steps * accumulate
+        whole = not within_epoch or num_batches % validate_every == 0
+        return whole or -(-num_batches // per_call) % (validate_every // per_call) > 0
+
+    steps = task.engine.choose_steps_per_call(step_time_s, intervals, suits)
     steps = trainer.strategy.broadcast(steps)  # the processes must agree
     data.batches_per_item = steps * accumulate
     data.cuts = cuts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -90,12 +90,15 @@ class Engine:
         """Whether a step may add up several gradients."""
         return self.accumulate_batches > 1 or self.micro_batch_size is not None
 
-    def choose_steps_per_call(self, step_time_s: float, intervals: Sequence[int]) -> int:
+    def choose_steps_per_call(
+        self, step_time_s: float, intervals: Sequence[int], suits: Callable[[int], bool] = lambda steps: True
+    ) -> int:
         """Optimiser steps of one call of the training loop.
 
         Args:
             step_time_s: measured time of one step.
             intervals: steps of an epoch between two points of the loss, two checkpoints, ...; a call ends at each.
+            suits: whether a number of steps is allowed for another reason; one step always is.
 
         Returns:
             the largest number up to what is wanted that divides all intervals.
@@ -105,7 +108,8 @@ class Engine:
         else:
             wanted = min(MAX_STEPS_PER_CALL, max(1, int(TARGET_CALL_S / max(step_time_s, 1e-9))))
         interval = math.gcd(*intervals)
-        return max(steps for steps in range(1, min(wanted, interval) + 1) if interval % steps == 0)
+        divisors = [steps for steps in range(2, min(wanted, interval) + 1) if interval % steps == 0]
+        return max(filter(suits, divisors), default=1)
 
 
 # For a task that is used without a config.
