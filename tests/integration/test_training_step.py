@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +179,34 @@ def test_network_without_blocks_is_refused(train: Callable) -> None:
     result = train("experiment=regression", *SHORT, "engine.activation_checkpointing=true")
     assert result.exit_code == 1
     assert "`model.net` (leyden.regression.nets.MLP) does not say which of its modules are repeated" in result.output
+
+
+# ---- threads -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _granted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = torch.get_num_threads()
+    monkeypatch.setattr("leyden.hardware.threads.granted_threads", lambda: 2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_granted")
+def test_resumed_run_takes_the_threads_it_chose(train: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though measuring would say something else by then."""
+    few = ("trainer.limit_train_batches=6", "hardware.num_threads=auto")
+    arguments = ("experiment=vision", *SHORT, *CONSTANT, *few)
+    times = {1: 3e-3, 2: 1e-3}
+    monkeypatch.setattr("leyden.engine.threads.measure", lambda task, data, trainer, number: times[number])
+    straight = train(*arguments, "trainer.max_epochs=3")
+    assert "CPU threads of an operator: 2 (3.00 ms a step with 1, 1.00 ms a step with 2)." in straight.output
+    stopped = train(*arguments)
+    assert stopped.record["num_threads"] == read(stopped.folder)["leyden"]["num_threads"] == 2
+    times[1] = 1e-4
+    resumed = train(f"resume={stopped.folder}", "trainer.max_epochs=3")
+    assert resumed.exit_code == 0, resumed.output
+    assert "CPU threads of an operator: 2 (as before the run stopped)." in resumed.output
+    assert_equal(read(straight.folder)["state_dict"], read(stopped.folder)["state_dict"])
+    other = train(*arguments)
+    assert other.record["num_threads"] == read(other.folder)["leyden"]["num_threads"] == 1

@@ -28,6 +28,7 @@ from leyden.engine.rng import seed_step
 from leyden.engine.schedule import Schedule
 from leyden.engine.settings import PLAIN_STEP
 from leyden.engine.step import Part, accumulate_gradient, batch_length, clip_gradient, split_step
+from leyden.engine.threads import ThreadChoice, choose_threads
 from leyden.errors import TrainingError
 
 
@@ -86,6 +87,7 @@ class Task(LightningModule):
         self.step_listeners: list[Callable[[], None]] = []
         # Of the micro-batches of the step that is taken, on the device
         self.losses_of_step: list[Tensor] = []
+        self.thread_choice: ThreadChoice | None = None
         self._interval_loss = MeanLoss()
         self._num_steps = 1
         self._seen = Seen()
@@ -249,6 +251,7 @@ class Task(LightningModule):
         if self._average:
             self._average.swap_out()  # where an earlier fit left it in the network
         if isinstance(self.trainer.datamodule, DataModule):  # type: ignore[attr-defined]
+            choose_threads(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
             compile_first(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
             plan_calls(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
         self._guard = FiniteGuard(self)
