@@ -25,6 +25,7 @@ from leyden.engine.settings import Engine
 from leyden.engine.task import Task
 from leyden.errors import ConfigError, Interrupted, TrainingError
 from leyden.hardware.plan import plan_hardware
+from leyden.hardware.threads import set_threads
 from leyden.runs.folder import RunRecord, command_line, write_json
 from leyden.runs.pictures import draw_curves, write_pictures
 from leyden.runs.results import build_table, compute_baseline, predict_probes
@@ -73,8 +74,7 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
     # Debugging aid of deterministic algorithms: each new tensor is filled before it is written (torch 2.14)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    if plan.num_threads is not None:
-        torch.set_num_threads(plan.num_threads)
+    set_threads(plan.num_threads)
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     interruption = Interruption()
     with interruption.handled():
@@ -97,6 +97,7 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
             finally:
                 close_loggers(assembly)
                 shut_down()
+                record.update(num_threads=torch.get_num_threads())
         except Interrupted as err:
             end_interrupted(record, err, run_dir)
             raise
@@ -136,6 +137,8 @@ def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = No
         trainer.fit(task, datamodule=data)
     else:
         if isinstance(task, Task):
+            if task.thread_choice:
+                task.thread_choice.before = stopped.num_threads
             task.new_optim_settings = stopped.config is not None and stopped.config["optim"] != config["optim"]
         trainer.fit(task, datamodule=data, ckpt_path=str(stopped.checkpoint), weights_only=True)
     num_steps = trainer.global_step

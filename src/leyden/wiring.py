@@ -21,9 +21,13 @@ from leyden.callbacks.loggers import History
 from leyden.config import FACTS, locate, parameters
 from leyden.data.datamodule import DataModule
 from leyden.engine.checkpoint import CheckpointWriter
+from leyden.engine.compile import compile_net
+from leyden.engine.foreign import check_foreign, step_arguments
 from leyden.engine.precision import convert_net, trainer_precision
+from leyden.engine.recompute import recompute_blocks
 from leyden.engine.settings import Engine
 from leyden.engine.task import Task
+from leyden.engine.threads import ThreadChoice
 from leyden.errors import USER_ERRORS, ConfigError
 from leyden.hardware.plan import HardwarePlan
 
@@ -154,8 +158,9 @@ def build_task(cfg: DictConfig, facts: dict[str, Any]) -> LightningModule:
     if not isinstance(task, Task):
         log.warning(
             "%s is a plain LightningModule: it trains as it says itself, without Leyden's metrics over whole epochs, "
-            "baseline and seeded steps.",
+            "baseline, seeded steps and watch over losses that are not finite%s.",
             cfg.model._target_,
+            "".join(f"; `{name}` does not reach it" for name in wired if name not in named),
         )
     return task
 
@@ -252,20 +257,13 @@ def build_trainer(
     owns_step: bool = True,
 ) -> Trainer:
     """Builds Lightning's Trainer from the sections `trainer`, `engine` and the hardware plan."""
-    engine = cfg.engine
+    engine = Engine(**cfg.engine)
     # A Leyden task accumulates and clips in its own step; a plain LightningModule leaves that to the trainer.
-    step = (
-        {}
-        if owns_step
-        else {
-            "accumulate_grad_batches": engine.accumulate_batches,
-            "gradient_clip_val": engine.gradient_clip_norm,
-        }
-    )
+    step = {} if owns_step else step_arguments(engine)
     trainer: Trainer = instantiate(
         cfg.trainer,
         **plan.trainer_arguments(),
-        precision=trainer_precision(Engine(**engine).number_format, owns_step),
+        precision=trainer_precision(engine.number_format, owns_step),
         **step,
         deterministic=engine.deterministic,
         callbacks=callbacks,
@@ -301,8 +299,21 @@ def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path, callbacks: Sequ
     if isinstance(task, Task):
         task.engine = Engine(**cfg.engine)
         convert_net(task.net, task.engine.number_format)
+        if task.engine.activation_checkpointing:
+            recompute_blocks(task.net)
+    else:
+        check_foreign(Engine(**cfg.engine), task, cfg.model._target_)
     if isinstance(task, Task) and isinstance(data, DataModule):
         check_fit(task, data)
+    if isinstance(task, Task):
+        compile_net(task.net, task.engine.compile_mode, plan.accelerator)
+    if plan.num_threads == "auto":
+        if not (isinstance(task, Task) and isinstance(data, DataModule)):
+            raise ConfigError(
+                f"hardware.num_threads=auto measures a step of Leyden's own, which {cfg.model._target_} on "
+                f"{cfg.data._target_} is not. Use hardware.num_threads=null, or a number."
+            )
+        task.thread_choice = ThreadChoice()
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     has_val = not isinstance(data, DataModule) or data.num_samples("val") > 0

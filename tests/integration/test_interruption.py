@@ -90,6 +90,34 @@ def test_stop_anywhere_and_go_on(train: Callable, straight: Path, hook: str, cou
         assert (straight / name).read_text() == (stopped.folder / name).read_text(), name
 
 
+@pytest.mark.parametrize(
+    ("hook", "count", "step"),
+    [
+        ("on_validation_batch_start", 2, 4),  # while the average is in the network, within an epoch
+        ("on_validation_end", 3, 15),  # obeyed after the next call, of two steps
+        ("on_validation_batch_start", 11, 17),
+    ],
+)
+def test_stop_while_the_average_is_validated(train: Callable, hook: str, count: int, step: int) -> None:
+    # validated after steps 4 and 8 of each 9
+    averaged = (*SMALL, "engine.ema_decay=0.9", "trainer.val_check_interval=4", "model.net.dropout=0.1")
+    straight = train(*averaged)
+    stopped = train(*averaged, *bomb(hook, count))
+    assert stopped.exit_code == 143, stopped.output
+    at_stop = read_checkpoint(stopped.folder / "checkpoints" / "last.ckpt")
+    assert at_stop["global_step"] == step
+    assert at_stop["ema"]["weights"] == "ema"
+    assert not at_stop["state_dict"]["net.head.bias"].equal(at_stop["ema"]["raw"]["net.head.bias"])
+    resumed = train(f"resume={stopped.folder}")
+    assert resumed.exit_code == 0, resumed.output
+    for name in ("metrics.json", "history.csv"):
+        assert (straight.folder / name).read_text() == (stopped.folder / name).read_text(), name
+    for name in ("last.ckpt", "best.ckpt"):
+        first, second = (read_checkpoint(run.folder / "checkpoints" / name) for run in (straight, stopped))
+        assert all(value.equal(second["state_dict"][key]) for key, value in first["state_dict"].items())
+        assert all(value.equal(second["ema"]["raw"][key]) for key, value in first["ema"]["raw"].items())
+
+
 def test_interrupt_from_the_keyboard(train: Callable) -> None:
     stopped = train(*SMALL, *bomb("on_train_batch_end", 2, signal.SIGINT))
     assert stopped.exit_code == 130

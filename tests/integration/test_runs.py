@@ -202,8 +202,14 @@ class Plain(pl.LightningModule):
 
 def test_plain_lightning_module_runs_with_a_warning(train: Callable, workspace: Path) -> None:
     (workspace / "plain_module.py").write_text(PLAIN_MODULE, encoding="utf-8")
-    result = train("experiment=regression", *SHORT, "model._target_=plain_module.Plain")
+    arguments = ("experiment=regression", *SHORT, "model._target_=plain_module.Plain")
+    result = train(*arguments)
+    without_effect = ("engine.micro_batch_size=8", "engine.ema_decay=0.9", "hardware.num_threads=auto")
+    refused = [train(*arguments, setting) for setting in without_effect]
     sys.path.remove(str(workspace))
+    assert [run.exit_code for run in refused] == [1, 1, 1]
+    assert all(f"{setting}" in run.output for run, setting in zip(refused, without_effect, strict=True))
+    assert "engine.micro_batch_size=8 (use null)" in refused[0].output
     assert result.exit_code == 0, result.output
     assert "plain LightningModule" in result.output
     assert "test/loss" in result.metrics

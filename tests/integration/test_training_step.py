@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,98 @@ def test_without_a_checkpoint_the_average_is_tested(train: Callable) -> None:
     none = train(*arguments, "callbacks.checkpoint=null")
     assert none.exit_code == 0, none.output
     assert none.metrics["test/loss"] == kept.metrics["test/loss"]
+
+
+# ---- compiling -----------------------------------------------------------------------------------------------
+
+COMPILED = ("experiment=regression_diabetes", *SHORT, *CONSTANT, "model.net.dropout=0.2")
+
+
+def test_ckp_14_compiled_and_not_load_each_other(train: Callable) -> None:
+    plain, compiled = train(*COMPILED), train(*COMPILED, "engine.compile=default")
+    assert compiled.exit_code == 0, compiled.output
+    assert re.search(
+        r"Compiling the training step took \d+\.\d s \(engine\.compile=default\); loss and", compiled.output
+    )
+    assert compiled.metrics == pytest.approx(plain.metrics, rel=1e-4)
+    assert read(compiled.folder)["state_dict"].keys() == read(plain.folder)["state_dict"].keys()
+    assert evaluate_run(compiled.folder)["test/loss"] == pytest.approx(compiled.metrics["test/loss"], rel=1e-5)
+    for run, other in ((plain, "default"), (compiled, "off")):
+        refused = train(f"resume={run.folder}", "trainer.max_epochs=4", f"engine.compile={other}")
+        assert "engine.compile (" in refused.output
+        resumed = train(f"resume={run.folder}", "trainer.max_epochs=4", f"engine.compile={other}", "resume_force=true")
+        assert resumed.exit_code == 0, resumed.output
+    first, second = (json.loads((run.folder / "metrics.json").read_text(encoding="utf-8")) for run in (plain, compiled))
+    assert first == pytest.approx(second, rel=1e-4)
+
+
+def test_compiled_run_goes_on_bit_for_bit(train: Callable) -> None:
+    arguments = (*COMPILED, "engine.compile=default", "engine.micro_batch_size=20")
+    straight = train(*arguments, "trainer.max_epochs=3")
+    stopped = train(*arguments, "trainer.max_steps=5")
+    resumed = train(f"resume={stopped.folder}", "trainer.max_epochs=3", "trainer.max_steps=-1")
+    assert resumed.exit_code == 0, resumed.output
+    assert_equal(read(straight.folder)["state_dict"], read(stopped.folder)["state_dict"])
+
+
+def test_network_that_cannot_be_compiled_is_refused_before_training(
+    train: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> None:
+        raise RuntimeError("Python.h: no such file")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr("leyden.engine.compile.compile_arguments", lambda mode: {"backend": fail})
+    result = train(*COMPILED, "engine.compile=reduce-overhead")
+    assert result.exit_code == 1
+    assert "engine.compile=reduce-overhead is the same as default on cpu" in result.output
+    assert "torch.compile fails on `model.net` (MLP): Python.h: no such file. Use engine.compile=off." in result.output
+    assert not list((result.folder / "checkpoints").glob("*.ckpt"))
+
+
+# ---- activation checkpointing --------------------------------------------------------------------------------
+
+
+def test_recomputed_activations_change_nothing(train: Callable) -> None:
+    arguments = ("experiment=vision", *SHORT, "trainer.max_steps=8", "engine.micro_batch_size=40")
+    plain, less = train(*arguments), train(*arguments, "engine.activation_checkpointing=true")
+    assert less.exit_code == 0, less.output
+    assert less.metrics == plain.metrics
+    assert_equal(read(less.folder)["state_dict"], read(plain.folder)["state_dict"])
+
+
+def test_network_without_blocks_is_refused(train: Callable) -> None:
+    result = train("experiment=regression", *SHORT, "engine.activation_checkpointing=true")
+    assert result.exit_code == 1
+    assert "`model.net` (leyden.regression.nets.MLP) does not say which of its modules are repeated" in result.output
+
+
+# ---- threads -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _granted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = torch.get_num_threads()
+    monkeypatch.setattr("leyden.hardware.threads.granted_threads", lambda: 2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_granted")
+def test_resumed_run_takes_the_threads_it_chose(train: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though measuring would say something else by then."""
+    few = ("trainer.limit_train_batches=6", "hardware.num_threads=auto")
+    arguments = ("experiment=vision", *SHORT, *CONSTANT, *few)
+    times = {1: 3e-3, 2: 1e-3}
+    monkeypatch.setattr("leyden.engine.threads.measure", lambda task, data, trainer, number: times[number])
+    straight = train(*arguments, "trainer.max_epochs=3")
+    assert "CPU threads of an operator: 2 (3.00 ms a step with 1, 1.00 ms a step with 2)." in straight.output
+    stopped = train(*arguments)
+    assert stopped.record["num_threads"] == read(stopped.folder)["leyden"]["num_threads"] == 2
+    times[1] = 1e-4
+    resumed = train(f"resume={stopped.folder}", "trainer.max_epochs=3")
+    assert resumed.exit_code == 0, resumed.output
+    assert "CPU threads of an operator: 2 (as before the run stopped)." in resumed.output
+    assert_equal(read(straight.folder)["state_dict"], read(stopped.folder)["state_dict"])
+    other = train(*arguments)
+    assert other.record["num_threads"] == read(other.folder)["leyden"]["num_threads"] == 1

@@ -29,6 +29,8 @@ GOLDEN = [
     "data.test_frac",
     "data.val_frac",
     "engine.accumulate_batches",
+    "engine.activation_checkpointing",
+    "engine.compile",
     "engine.deterministic",
     "engine.ema_decay",
     "engine.ema_start_step",

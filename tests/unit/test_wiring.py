@@ -71,6 +71,8 @@ def config(**changes: Any) -> DictConfig:
                 "ema_start_step": 0,
                 "non_finite": "stop",
                 "max_skipped_steps": 10,
+                "compile": "off",
+                "activation_checkpointing": False,
                 "deterministic": True,
             },
             "trainer": {"_target_": "lightning.pytorch.Trainer", "max_epochs": 4},
@@ -207,7 +209,8 @@ def test_plain_module_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     task = build_task(cfg, FACTS)
     assert isinstance(task, LightningModule)
     assert "lightning.pytorch.demos.boring_classes.BoringModel is a plain LightningModule" in caplog.text
-    assert "without Leyden's metrics over whole epochs, baseline and seeded steps." in caplog.text
+    assert "without Leyden's metrics over whole epochs, baseline, seeded steps and watch over" in caplog.text
+    assert "; `optim` does not reach it; `schedule` does not reach it." in caplog.text
 
 
 def test_data_is_loaded() -> None:

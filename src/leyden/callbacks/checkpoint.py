@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from annotated_types import Ge, Gt
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint as LightningCheckpoint
@@ -176,6 +177,7 @@ class Checkpoint(LightningCheckpoint):
             "version": leyden.__version__,
             "config": self.config,
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+            "num_threads": torch.get_num_threads(),
         }
 
     def state_dict(self) -> dict[str, Any]:

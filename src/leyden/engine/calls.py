@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Any
 
-import torch
 from lightning.pytorch import Trainer
 
 from leyden.data.datamodule import DataModule
 from leyden.data.loaders import BatchLoader
+from leyden.engine.rehearsal import measure_step_s
 
 if TYPE_CHECKING:
     from leyden.engine.task import Task
@@ -36,7 +35,7 @@ def plan_calls(task: Task, data: DataModule, trainer: Trainer) -> None:
         validate_every = max(accumulate, validate_every // accumulate * accumulate)
         log.warning("Validation is at the end of optimiser steps: every %d batches.", validate_every)
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-    step_time_s = measure_step_s(task, data) if task.engine.steps_per_execution == "auto" else 0.0
+    step_time_s = measure_step_s(task, data, trainer) if task.engine.steps_per_execution == "auto" else 0.0
     save_every = getattr(trainer.checkpoint_callback, "every_n_steps", None)
     intervals = [every, *([save_every] if save_every else [])]
     # Calls also end where the run goes on within an epoch, and where it stops
@@ -45,7 +44,14 @@ def plan_calls(task: Task, data: DataModule, trainer: Trainer) -> None:
     if within_epoch:  # the trainer counts calls to the next validation, so all have to be alike
         intervals += [validate_every // accumulate, *(cut // accumulate for cut in cuts if cut)]
         cuts = set()
-    steps = task.engine.choose_steps_per_call(step_time_s, intervals)
+
+    def suits(steps: int) -> bool:
+        """Whether the count to a validation does not take the shorter last call of an epoch for a whole one."""
+        per_call = steps * accumulate
+        whole = not within_epoch or num_batches % validate_every == 0
+        return whole or -(-num_batches // per_call) % (validate_every // per_call) > 0
+
+    steps = task.engine.choose_steps_per_call(step_time_s, intervals, suits)
     steps = trainer.strategy.broadcast(steps)  # the processes must agree
     data.batches_per_item = steps * accumulate
     data.cuts = cuts
@@ -84,21 +90,3 @@ def limit_batches(num_batches: int, limit: float | int | None) -> int:
     if limit is None:
         return num_batches
     return min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
-
-
-def measure_step_s(task: Task, data: DataModule) -> float:
-    """Time of loss and gradient of one batch on the task's device, in seconds; leaves no trace in the task."""
-    rows = {name: tensor.to(task.device) for name, tensor in data.first_rows(data.batch_size).items()}
-    batch = data.transform_batch(data.trim_batch(rows), None)
-    was_training = task.training
-    task.eval()  # running statistics stay as they are
-    times = []
-    with torch.enable_grad():
-        for _ in range(3):
-            start = time.perf_counter()
-            torch.autograd.grad(task.compute_loss(batch)[0], list(task.net.parameters()), allow_unused=True)
-            if task.device.type == "cuda":
-                torch.cuda.synchronize(task.device)
-            times.append(time.perf_counter() - start)
-    task.train(was_training)
-    return min(times)

@@ -19,6 +19,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from leyden.engine.compile import keep_gradients
+
 HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
 TASK_HOOKS = ("on_before_backward", "on_after_backward", "backward", "optimizer_step")  # the fourth hook is called
 # Their backward pass and optimiser step are torch's own; what they do besides is around the whole training step.
@@ -40,13 +42,26 @@ class Calls:
     step: Callable[[], None]
 
 
-def choose_calls(task: LightningModule, trainer: Trainer, optimizer: LightningOptimizer) -> Calls:
-    """The direct calls where they do the same as Lightning's, otherwise Lightning's."""
-    if not may_call_directly(task, trainer):
-        return Calls(optimizer.zero_grad, task.manual_backward, lambda: optimizer.step())
-    progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+def choose_calls(
+    task: LightningModule, trainer: Trainer, optimizer: LightningOptimizer, keeps_gradients: bool = False
+) -> Calls:
+    """The direct calls where they do the same as Lightning's, otherwise Lightning's.
+
+    Args:
+        task: whose hooks may be overridden.
+        trainer: of the run.
+        optimizer: as Lightning wraps it.
+        keeps_gradients: whether each gradient has to be copied out of the memory of CUDA graphs.
+    """
     inner = optimizer.optimizer
     parameters = [parameter for group in inner.param_groups for parameter in group["params"]]
+
+    def chosen(backward: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        return keep_gradients(backward, parameters) if keeps_gradients else backward
+
+    if not may_call_directly(task, trainer):
+        return Calls(optimizer.zero_grad, chosen(task.manual_backward), lambda: optimizer.step())
+    progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
 
     def zero_grad() -> None:
         for parameter in parameters:
@@ -58,7 +73,7 @@ def choose_calls(task: LightningModule, trainer: Trainer, optimizer: LightningOp
         inner.step()
         progress.increment_completed()
 
-    return Calls(zero_grad, Tensor.backward, step)
+    return Calls(zero_grad, chosen(Tensor.backward), step)
 
 
 def may_call_directly(task: LightningModule, trainer: Trainer) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -37,6 +37,10 @@ class Engine:
             of the cause; "skip" leaves a step out whose loss or gradient is not finite. The step still counts for
             the schedule. On an accelerator "skip" makes the host wait for the device at every step.
         max_skipped_steps: largest number of steps in a row that are skipped; one more ends the run.
+        compile: mode of torch.compile for the network: "default", "reduce-overhead" (CUDA graphs: for small steps on a
+            GPU) or "max-autotune" (a long search for fast kernels); "off" does not compile.
+        activation_checkpointing: whether the repeated blocks of the network compute their activations again for the
+            gradient instead of keeping them: about a third more time for much less memory, and the same result.
         deterministic: whether to use only algorithms that give the same bits in each run.
     """
 
@@ -50,6 +54,9 @@ class Engine:
     ema_start_step: Annotated[int, Ge(0)]
     non_finite: Literal["stop", "skip"]
     max_skipped_steps: Annotated[int, Ge(1)]
+    # YAML reads off without quotes as false
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune", False]
+    activation_checkpointing: bool
     deterministic: bool
 
     @classmethod
@@ -68,12 +75,30 @@ class Engine:
         """The precision under its full name."""
         return PRECISION_ALIASES.get(str(self.precision), str(self.precision))
 
-    def choose_steps_per_call(self, step_time_s: float, intervals: Sequence[int]) -> int:
+    @property
+    def compile_mode(self) -> str:
+        """The mode of torch.compile, or "off"."""
+        return str(self.compile or "off")
+
+    @property
+    def uses_cuda_graphs(self) -> bool:
+        """Whether a compiled network on a GPU gives its output in memory that its next call takes again."""
+        return self.compile_mode in ("reduce-overhead", "max-autotune")
+
+    @property
+    def cuts_steps(self) -> bool:
+        """Whether a step may add up several gradients."""
+        return self.accumulate_batches > 1 or self.micro_batch_size is not None
+
+    def choose_steps_per_call(
+        self, step_time_s: float, intervals: Sequence[int], suits: Callable[[int], bool] = lambda steps: True
+    ) -> int:
         """Optimiser steps of one call of the training loop.
 
         Args:
             step_time_s: measured time of one step.
             intervals: steps of an epoch between two points of the loss, two checkpoints, ...; a call ends at each.
+            suits: whether a number of steps is allowed for another reason; one step always is.
 
         Returns:
             the largest number up to what is wanted that divides all intervals.
@@ -83,7 +108,8 @@ class Engine:
         else:
             wanted = min(MAX_STEPS_PER_CALL, max(1, int(TARGET_CALL_S / max(step_time_s, 1e-9))))
         interval = math.gcd(*intervals)
-        return max(steps for steps in range(1, min(wanted, interval) + 1) if interval % steps == 0)
+        divisors = [steps for steps in range(2, min(wanted, interval) + 1) if interval % steps == 0]
+        return max(filter(suits, divisors), default=1)
 
 
 # For a task that is used without a config.
@@ -98,5 +124,7 @@ PLAIN_STEP = Engine(
     ema_start_step=0,
     non_finite="stop",
     max_skipped_steps=10,
+    compile="off",
+    activation_checkpointing=False,
     deterministic=False,
 )

@@ -23,10 +23,12 @@ from leyden.engine.epoch_state import MeanLoss, Seen, load_epoch, save_epoch
 from leyden.engine.non_finite import ADVICE, FiniteGuard
 from leyden.engine.optim import build_optimizer
 from leyden.engine.precision import unscale_gradient
+from leyden.engine.rehearsal import compile_first
 from leyden.engine.rng import seed_step
 from leyden.engine.schedule import Schedule
 from leyden.engine.settings import PLAIN_STEP
 from leyden.engine.step import Part, accumulate_gradient, batch_length, clip_gradient, split_step
+from leyden.engine.threads import ThreadChoice, choose_threads
 from leyden.errors import TrainingError
 
 
@@ -85,6 +87,7 @@ class Task(LightningModule):
         self.step_listeners: list[Callable[[], None]] = []
         # Of the micro-batches of the step that is taken, on the device
         self.losses_of_step: list[Tensor] = []
+        self.thread_choice: ThreadChoice | None = None
         self._interval_loss = MeanLoss()
         self._num_steps = 1
         self._seen = Seen()
@@ -134,7 +137,7 @@ class Task(LightningModule):
     def forward(self, batch: Batch) -> Tensor:
         """The network's output for a batch."""
         output: Tensor = self.net(batch[self.input_key])
-        return output
+        return output.clone() if self.engine.uses_cuda_graphs and output.is_cuda else output
 
     def training_step(self, item: Batch | list[Batch], batch_idx: int) -> None:
         """Takes the optimiser steps of one item of the loader: as many as it has groups of batches to accumulate."""
@@ -248,6 +251,8 @@ class Task(LightningModule):
         if self._average:
             self._average.swap_out()  # where an earlier fit left it in the network
         if isinstance(self.trainer.datamodule, DataModule):  # type: ignore[attr-defined]
+            choose_threads(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
+            compile_first(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
             plan_calls(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
         self._guard = FiniteGuard(self)
         if self._guard_state:
@@ -263,7 +268,8 @@ class Task(LightningModule):
         self._num_steps = self.count_steps()
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
-        self._calls = choose_calls(self, self.trainer, optimizer)
+        copies = self.engine.uses_cuda_graphs and self.engine.cuts_steps and self.device.type == "cuda"
+        self._calls = choose_calls(self, self.trainer, optimizer, copies)
         if self.new_optim_settings:  # a checkpoint brings its own rate, weight decay, ... with the optimiser's state
             for group, settings in zip(optimizer.param_groups, self._optim_settings, strict=True):
                 group.update(settings)

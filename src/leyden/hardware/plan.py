@@ -21,7 +21,7 @@ class HardwarePlan:
     accelerator: str
     devices: int | list[int]
     strategy: str
-    num_threads: int | None
+    num_threads: int | Literal["auto"] | None
     reason: str
 
     @property
@@ -38,7 +38,7 @@ def plan_hardware(
     accelerator: Literal["auto", "cpu", "gpu", "mps"],
     devices: Literal["auto"] | Positive | Sequence[Annotated[int, Ge(0)]],
     strategy: Literal["auto", "ddp"],
-    num_threads: Positive | None,
+    num_threads: Positive | Literal["auto"] | None,
     hardware: Hardware | None = None,
 ) -> HardwarePlan:
     """Chooses devices for a run.
@@ -47,7 +47,8 @@ def plan_hardware(
         accelerator: "auto" takes a CUDA GPU, then Apple's GPU, then the CPU.
         devices: a count, a list of device indices, or "auto": one device, or all GPUs with strategy "ddp".
         strategy: "auto" is one process; "ddp" is data parallel, one process per device.
-        num_threads: CPU threads of an operator; null leaves torch's default.
+        num_threads: CPU threads of an operator; null leaves torch's default, "auto" measures on the CPU whether one
+            thread or torch's default takes a step in less time.
         hardware: what there is; probed when not given.
 
     Raises:
@@ -110,7 +111,7 @@ def _choose_devices(devices: Any, strategy: str, accelerator: str, available: in
 
 
 def _explain(
-    asked: str, accelerator: str, devices: Any, strategy: str, num_threads: int | None, hardware: Hardware
+    asked: str, accelerator: str, devices: Any, strategy: str, num_threads: int | str | None, hardware: Hardware
 ) -> str:
     if accelerator == "gpu":
         indices = devices if isinstance(devices, list) else list(range(devices))
@@ -122,7 +123,7 @@ def _explain(
         what, more = "Apple GPU (mps)", ""
         why = "asked for" if asked != "auto" else "no CUDA device here"
     else:
-        threads = f", {num_threads} thread(s) per operator" if num_threads else ""
+        threads = f", {num_threads} thread(s) per operator" if isinstance(num_threads, int) else ""
         what, more = f"CPU {hardware.cpu} ({hardware.num_cores} cores{threads})", ""
         why = "asked for" if asked != "auto" else "no CUDA or Apple GPU found"
     processes = "" if strategy == "auto" else f" by {strategy} in {_count(devices)} processes"

@@ -10,7 +10,7 @@ for a row without characters.
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -236,6 +236,8 @@ class TransformerEncoder(nn.Module):
 
     Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, encoder only, with mean pooling.
     """
+
+    repeated_blocks: ClassVar[str] = "blocks"
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import subprocess
@@ -104,6 +105,9 @@ def prove_resume(overrides: list[str], kills: int, folder: Path, seed: int | Non
         proof.kills = sorted(choice.sample(range(1, len(trace)), kills))
         # States within epochs, at steps that have nothing to do with those of the kills
         saves = f"callbacks.checkpoint.every_n_steps={choice.randint(2, 10)}"
+        # Where threads are chosen by measuring, two runs may choose differently
+        threads = json.loads((straight / "run.json").read_text(encoding="utf-8"))["num_threads"]
+        common.append(f"hardware.num_threads={threads}")
         killed: Path | None = None
         for number, step in enumerate(proof.kills):
             progress.update(bar, advance=1, description=f"kill {number + 1} of {kills}, before step {step}")

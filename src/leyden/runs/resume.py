@@ -36,6 +36,7 @@ class Stopped:
         metrics: their values at that state.
         finished: whether it came to its end.
         data: the fingerprint of its data.
+        num_threads: CPU threads that its operators took.
     """
 
     folder: Path
@@ -47,6 +48,7 @@ class Stopped:
     metrics: dict[str, float] = field(default_factory=dict)
     finished: bool = False
     data: dict[str, Any] | None = None
+    num_threads: int | None = None
 
 
 def find_run(name: str, outputs: Path) -> Path:
@@ -105,6 +107,7 @@ def load_stopped(folder: Path) -> Stopped:
             metrics=content["leyden"]["metrics"],
             finished=record["state"] == "finished",
             data=record.get("data"),
+            num_threads=content["leyden"]["num_threads"],
         )
     raise DataError(" ".join(map(str, problems)))
 

@@ -5,7 +5,7 @@ keys, with an output layer `head`. Does not belong here: losses, metrics, augmen
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -101,6 +101,8 @@ class ResNet(nn.Module):
 
     Source: He et al. 2015, https://arxiv.org/abs/1512.03385; GroupNorm: https://arxiv.org/abs/1803.08494.
     """
+
+    repeated_blocks: ClassVar[str] = "blocks"
 
     def __init__(
         self,
@@ -198,6 +200,8 @@ class ViT(nn.Module):
 
     Source: Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929, with the mean over tokens as output.
     """
+
+    repeated_blocks: ClassVar[str] = "blocks"
 
     def __init__(
         self,

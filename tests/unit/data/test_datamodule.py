@@ -111,6 +111,7 @@ def test_loaders_take_the_trainers_rank() -> None:
 
 
 def test_batch_larger_than_the_set_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="leyden")
     data = set_up(counts=COUNTS | {"train": 4})
     assert len(data.train_dataloader()) == 1
     assert caplog.text == ""
@@ -120,6 +121,7 @@ def test_batch_larger_than_the_set_is_said(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_training_samples_left_out_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="leyden")
     data = set_up(counts=COUNTS | {"train": 9})
     assert len(data.train_dataloader()) == 3
     assert caplog.text == ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 from torchmetrics import MeanSquaredError, MetricCollection
 
@@ -156,6 +156,22 @@ def test_calls_end_where_something_is_logged_or_validated() -> None:
     # 50 ms a call: five steps of 10 ms, one of 100 ms
     assert auto.choose_steps_per_call(0.01, [100]) == 5
     assert auto.choose_steps_per_call(0.1, [100]) == 1
+
+
+@pytest.mark.parametrize("every", [2, 3, 4, 6])
+def test_validations_within_an_epoch_are_at_the_same_steps(tmp_path: Path, every: int) -> None:
+    # 26 rows in batches of 2: 13 batches an epoch, so its last call is shorter
+    expected = [epoch * 13 + step for epoch in (0, 1) for step in range(every, 14, every)]
+    for steps in (1, 2, 3, 4, 6):
+        steps_seen: list[int] = []
+
+        class Note(Callback):
+            def on_validation_end(self, trainer: Trainer, pl_module: Any, seen: list[int] = steps_seen) -> None:
+                seen.append(trainer.global_step)
+
+        options = {"val_check_interval": every, "log_every_n_steps": 12, "callbacks": [Note()]}
+        fit(tmp_path, replace(PLAIN_STEP, steps_per_execution=steps), 2, epochs=2, **options)
+        assert steps_seen == expected, steps
 
 
 def test_weights_add_up_to_the_world_size() -> None:
