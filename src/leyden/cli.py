@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
@@ -18,6 +18,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+if TYPE_CHECKING:
+    from leyden.runs.prove_order import OrderProof
 
 T = TypeVar("T")
 Run = Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")]
@@ -107,6 +110,36 @@ def resume(
         proof = _report_errors(lambda: prove_resume(context.args, kills, place, seed))
     Console().print(proof.table())
     raise typer.Exit(0 if proof.is_exact else 1)
+
+
+@prove.command(
+    context_settings=EXPERIMENT,
+    help="Prove that each sample is taken exactly once an epoch, in the same order and with the same values, for any "
+    "number of processes and wherever the data stays.\n\n"
+    "Example: leyden prove order experiment=vision --ranks 1,2,3 --residencies host,mmap,workers",
+)
+def order(
+    context: typer.Context,
+    ranks: Annotated[str, typer.Option(help="Numbers of processes, e.g. 1,2,3.")] = "1,2,3",
+    residencies: Annotated[
+        str | None, typer.Option(help="Of device, host, mmap, workers; default: all, or workers for a Dataset.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="How many epochs are read in each way.")] = 2,
+) -> None:
+    """Prints a table of all ways."""
+    from rich.console import Console
+
+    def run() -> OrderProof:
+        from leyden.entry import compose_config
+        from leyden.runs.prove_order import load_data, parse_kinds, parse_ranks, prove_order
+
+        counts, kinds = parse_ranks(ranks), parse_kinds(residencies)
+        overrides = [*context.args, "test=false"]
+        return prove_order(load_data(compose_config(overrides), overrides), counts, kinds, epochs)
+
+    proof = _report_errors(run)
+    Console().print(proof.table())
+    raise typer.Exit(0 if proof.all_exact else 1)
 
 
 def _report_errors(action: Callable[[], T]) -> T:

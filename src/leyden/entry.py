@@ -148,6 +148,31 @@ def train() -> None:
             del os.environ["HYDRA_FULL_ERROR"]
 
 
+def compose_config(overrides: list[str]) -> DictConfig:
+    """The config of a command line, without a run.
+
+    Raises:
+        ConfigError: when it cannot be composed.
+    """
+    from hydra import compose, initialize_config_dir
+    from omegaconf import open_dict
+
+    from leyden.advice import explain_composition_error
+    from leyden.errors import ConfigError
+
+    make_local_code_importable()
+    given = [empty_group(override) for override in overrides]
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            cfg = compose("train", given, return_hydra_config=True)
+            HydraConfig.instance().set_config(cfg)
+    except (HydraException, OmegaConfBaseException) as err:
+        raise ConfigError(explain_composition_error(err, given).removeprefix("ConfigError: ")) from err
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return cfg
+
+
 def empty_group(argument: str) -> str:
     """`GROUP=null` as `GROUP=[]`, Hydra's words for no option of a group; any other argument as it is."""
     group, equals, value = argument.partition("=")

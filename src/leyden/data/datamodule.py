@@ -185,7 +185,7 @@ class DataModule(LightningDataModule):
         return result
 
     def make_loader(
-        self, split: str, shuffle: bool, grouped: bool = True, batch_size: int | None = None
+        self, split: str, shuffle: bool, grouped: bool = True, batch_size: int | None = None, **changes: Any
     ) -> BatchLoader | list[Any]:
         """The loader of a split, or an empty list where the split is empty.
 
@@ -194,11 +194,12 @@ class DataModule(LightningDataModule):
             shuffle: whether each epoch has its own order.
             grouped: whether batches come as the training loop takes them, several at a time, or one by one.
             batch_size: where it is not the run's own.
+            changes: further options of the loader that are not the run's own.
         """
         if self.num_samples(split) == 0:
             return []
         residency = self.choose_residency()
-        options = self.loader_options(shuffle, grouped)
+        options = {**self.loader_options(shuffle, grouped), **changes}
         if residency.kind == "device":
             options["device"] = None  # nothing is left to copy
         size = batch_size or self.batch_size
@@ -212,6 +213,11 @@ class DataModule(LightningDataModule):
                 self._on_device[split] = {name: tensor.to(device) for name, tensor in tensors.items()}
             tensors = self._on_device[split]
         return TensorLoader(tensors, size, shuffle, self.seed, **options)
+
+    def use_residency(self, kind: Literal["auto", "device", "host", "mmap", "workers"]) -> None:
+        """Lets loaders that are made from now on take the data from somewhere else."""
+        self.loading["residency"] = kind
+        self._residency = None
 
     def loader_options(self, shuffle: bool, grouped: bool) -> dict[str, Any]:
         """What the trainer, the network and the engine ask of a loader."""

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 import torch
 from annotated_types import Ge
@@ -159,18 +159,22 @@ class DatasetData(DataModule):
             result[split] = {"num_samples": count, "hash": digest.hexdigest()}
         return result
 
+    def use_residency(self, kind: Literal["auto", "device", "host", "mmap", "workers"]) -> None:
+        if kind not in ("auto", "workers"):
+            raise ConfigError(f"The samples of {self.describe()} are read by workers; they cannot stay in {kind}.")
+
     # ---- batches -----------------------------------------------------------------------------------------------
 
     def transform_batch(self, batch: Batch, generator: torch.Generator | None) -> Batch:
         return {name: _to_unit(tensor) if name == "image" else tensor for name, tensor in batch.items()}
 
     def make_loader(
-        self, split: str, shuffle: bool, grouped: bool = True, batch_size: int | None = None
+        self, split: str, shuffle: bool, grouped: bool = True, batch_size: int | None = None, **changes: Any
     ) -> BatchLoader | list[Any]:
         dataset = self.datasets[split]
         if dataset is None:
             return []
-        options = self.loader_options(shuffle, grouped)
+        options = {**self.loader_options(shuffle, grouped), **changes}
         size = batch_size or self.batch_size
         if isinstance(dataset, IterableDataset):
             return self._stream_loader(split, dataset, size, self.num_workers, **options)
