@@ -182,12 +182,13 @@ def report(
         if assembly.config["test"] and data.splits:  # the targets of a Dataset are not known without reading it
             baseline = compute_baseline(task, data)
     bad = [name for name, value in results.items() if not math.isfinite(value)]
+    # By all processes, since counts are summed over them
+    figures = task.draw() if isinstance(task, Task) and assembly.config["test"] else {}
     if not trainer.is_global_zero:
         return
     finite = {name: value for name, value in results.items() if name not in bad}
     final = {**finite, **({"objective": objective} if objective is not None else {})}
     write_json(run_dir / "metrics.json", dict(sorted(final.items())))
-    figures = task.draw() if isinstance(task, Task) and assembly.config["test"] else {}
     history = run_dir / "history.csv"
     write_pictures({**figures, **({"curves": draw_curves(history)} if history.is_file() else {})}, run_dir / "pictures")
     for logger in trainer.loggers:

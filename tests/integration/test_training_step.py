@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ import pytest
 import torch
 
 from leyden.runs.evaluate import evaluate_run
-from leyden.runs.restore import load_checkpoint
 
 SHORT = ("trainer.max_epochs=2", "logger=null", "hardware=cpu", "hardware.num_threads=1")
 
@@ -39,14 +36,6 @@ def test_short_names_of_formats(train: Callable, given: str, meant: str) -> None
         assert evaluate_run(short.folder)["test/loss"] == pytest.approx(short.metrics["test/loss"], rel=1e-6)
 
 
-def test_num_07_float16_on_a_cpu_is_refused_before_training(train: Callable) -> None:
-    result = train("experiment=vision", "hardware=cpu", "engine.precision=16-mixed")
-    assert result.exit_code == 1
-    assert "`engine.precision` 16-mixed does not work on cpu" in result.output
-    assert "Allowed here: 32-true, bf16-mixed, bf16-true, 64-true. Use engine.precision=bf16-mixed." in result.output
-    assert not (result.folder / "checkpoints").exists()
-
-
 def test_unknown_format_is_refused_with_the_allowed_ones(train: Callable) -> None:
     result = train("experiment=vision", "engine.precision=16-true")
     assert result.exit_code == 1
@@ -68,42 +57,6 @@ def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-@pytest.mark.parametrize("start", [0, 9])
-def test_ckp_15_average_goes_on_after_a_stop(train: Callable, start: int) -> None:
-    arguments = (*EMA, f"engine.ema_start_step={start}")
-    straight = train(*arguments, "trainer.max_epochs=4")
-    stopped = train(*arguments)
-    resumed = train(f"resume={stopped.folder}", "trainer.max_epochs=4")
-    assert resumed.exit_code == 0, resumed.output
-    for name in ("last", "best"):
-        one, two = read(straight.folder, name), read(stopped.folder, name)
-        assert one["ema"]["weights"] == two["ema"]["weights"] == "ema"
-        assert_equal(one["state_dict"], two["state_dict"])
-        assert_equal(one["ema"]["raw"], two["ema"]["raw"])
-    last = read(straight.folder)
-    assert not last["state_dict"]["net.head.bias"].equal(last["ema"]["raw"]["net.head.bias"])
-    assert straight.metrics == json.loads((stopped.folder / "metrics.json").read_text(encoding="utf-8"))
-
-
-def test_ckp_15_average_is_what_is_tested_evaluated_and_predicted_with(train: Callable) -> None:
-    result = train(*EMA)
-    assert result.exit_code == 0, result.output
-    checkpoint = load_checkpoint(result.folder)
-    assert checkpoint.weights == "ema"
-    evaluated = evaluate_run(result.folder)
-    assert evaluated["test/loss"] == pytest.approx(result.metrics["test/loss"], rel=1e-6)
-    assert evaluate_run(result.folder, "val")["val/loss"] == pytest.approx(result.metrics["val/loss"], rel=1e-6)
-    assert result.metrics["test/loss"] != train(*EMA[:-1]).metrics["test/loss"]
-
-
-def test_ckp_15_run_that_ends_before_the_start_is_the_run_without(train: Callable) -> None:
-    plain, early = train(*EMA[:-1]), train(*EMA, "engine.ema_start_step=1000")
-    assert early.exit_code == 0, early.output
-    assert early.metrics == plain.metrics
-    assert read(early.folder)["ema"] == {"weights": "raw"}
-    assert_equal(read(early.folder)["state_dict"], read(plain.folder)["state_dict"])
-
-
 def test_average_that_keeps_nothing_is_the_weights(train: Callable) -> None:
     plain, same = train(*EMA[:-1]), train(*EMA[:-1], "engine.ema_decay=0")
     assert same.metrics == plain.metrics
@@ -120,24 +73,6 @@ def test_without_a_checkpoint_the_average_is_tested(train: Callable) -> None:
 # ---- compiling -----------------------------------------------------------------------------------------------
 
 COMPILED = ("experiment=regression_diabetes", *SHORT, *CONSTANT, "model.net.dropout=0.2")
-
-
-def test_ckp_14_compiled_and_not_load_each_other(train: Callable) -> None:
-    plain, compiled = train(*COMPILED), train(*COMPILED, "engine.compile=default")
-    assert compiled.exit_code == 0, compiled.output
-    assert re.search(
-        r"Compiling the training step took \d+\.\d s \(engine\.compile=default\); loss and", compiled.output
-    )
-    assert compiled.metrics == pytest.approx(plain.metrics, rel=1e-4)
-    assert read(compiled.folder)["state_dict"].keys() == read(plain.folder)["state_dict"].keys()
-    assert evaluate_run(compiled.folder)["test/loss"] == pytest.approx(compiled.metrics["test/loss"], rel=1e-5)
-    for run, other in ((plain, "default"), (compiled, "off")):
-        refused = train(f"resume={run.folder}", "trainer.max_epochs=4", f"engine.compile={other}")
-        assert "engine.compile (" in refused.output
-        resumed = train(f"resume={run.folder}", "trainer.max_epochs=4", f"engine.compile={other}", "resume_force=true")
-        assert resumed.exit_code == 0, resumed.output
-    first, second = (json.loads((run.folder / "metrics.json").read_text(encoding="utf-8")) for run in (plain, compiled))
-    assert first == pytest.approx(second, rel=1e-4)
 
 
 def test_compiled_run_goes_on_bit_for_bit(train: Callable) -> None:
@@ -179,6 +114,36 @@ def test_network_without_blocks_is_refused(train: Callable) -> None:
     result = train("experiment=regression", *SHORT, "engine.activation_checkpointing=true")
     assert result.exit_code == 1
     assert "`model.net` (leyden.regression.nets.MLP) does not say which of its modules are repeated" in result.output
+
+
+# ---- one result, however a step is cut ------------------------------------------------------------------------
+
+# SGD: Adam divides by the size of the gradient, which blows the rounding of small ones up. ViT: where rounding moves
+# a ReLU over its kink, the gradient is another. Dropout is drawn per micro-batch.
+STEPS = (*SHORT, *CONSTANT, "optim=sgd", "optim.lr=0.02", "model.net.dropout=0", "data.batch_size=128")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "cut"),
+    [
+        ("vision_vit", "engine.micro_batch_size=128"),
+        ("vision_vit", "engine.micro_batch_size=32"),
+        ("vision_vit", "engine.micro_batch_size=24"),
+        ("regression", "engine.micro_batch_size=24"),
+        ("regression", "data.batch_size=32 engine.accumulate_batches=4"),
+        ("regression", "data.batch_size=32 engine.accumulate_batches=4 engine.micro_batch_size=24"),
+    ],
+)
+def test_weights_do_not_depend_on_how_a_step_is_cut(train: Callable, experiment: str, cut: str) -> None:
+    arguments = (f"experiment={experiment}", *STEPS)
+    whole, parts = train(*arguments), train(*arguments, *cut.split())
+    assert parts.exit_code == 0, parts.output
+    first, second = read(whole.folder), read(parts.folder)
+    # two epochs of 1,197 pictures, or of 255 cars
+    steps = 2 * 10 if experiment == "vision_vit" else 2 * 2
+    assert first["global_step"] == second["global_step"] == steps
+    for name, value in first["state_dict"].items():
+        torch.testing.assert_close(second["state_dict"][name], value, rtol=0, atol=1e-6)
 
 
 # ---- threads -------------------------------------------------------------------------------------------------

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import re
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -17,6 +20,8 @@ from field_data import SMALL, TABLE, TEXTS, table_rows, text_rows, write_csv, wr
 from typer.testing import Result
 
 from leyden.engine.checkpoint import read_checkpoint
+from leyden.runs.evaluate import evaluate_run
+from leyden.runs.restore import load_checkpoint
 
 ROOT = Path(__file__).parents[3]
 CONSTANT = ("schedule=constant", "schedule.warmup_frac=0.0")
@@ -200,6 +205,80 @@ def test_ckp_13_another_rate_is_refused_or_taken_but_never_ignored(train: Callab
     assert rates == [0.01, 0.5]
     group = read_checkpoint(run.folder / "checkpoints" / "last.ckpt")["optimizer_states"][0]["param_groups"][0]
     assert group["lr"] == 0.5
+
+
+# ---- CKP-14: compiled and not ------------------------------------------------------------------------------------
+
+FEW = ("experiment=regression_diabetes", *SMALL, *CONSTANT, "trainer.max_epochs=2")
+COMPILED = (*FEW, "model.net.dropout=0.2")
+
+
+def read(folder: Path, name: str = "last") -> dict[str, Any]:
+    return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
+
+
+def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def test_ckp_14_compiled_and_not_load_each_other(train: Callable) -> None:
+    plain, compiled = train(*COMPILED), train(*COMPILED, "engine.compile=default")
+    assert compiled.exit_code == 0, compiled.output
+    assert re.search(
+        r"Compiling the training step took \d+\.\d s \(engine\.compile=default\); loss and", compiled.output
+    )
+    assert compiled.metrics == pytest.approx(plain.metrics, rel=1e-4)
+    assert read(compiled.folder)["state_dict"].keys() == read(plain.folder)["state_dict"].keys()
+    assert evaluate_run(compiled.folder)["test/loss"] == pytest.approx(compiled.metrics["test/loss"], rel=1e-5)
+    for run, other in ((plain, "default"), (compiled, "off")):
+        refused = train(f"resume={run.folder}", "trainer.max_epochs=4", f"engine.compile={other}")
+        assert "engine.compile (" in refused.output
+        resumed = train(f"resume={run.folder}", "trainer.max_epochs=4", f"engine.compile={other}", "resume_force=true")
+        assert resumed.exit_code == 0, resumed.output
+    first, second = (json.loads((run.folder / "metrics.json").read_text(encoding="utf-8")) for run in (plain, compiled))
+    assert first == pytest.approx(second, rel=1e-4)
+
+
+# ---- CKP-15: an average of the weights that starts late ----------------------------------------------------------
+
+EMA = (*FEW, "engine.ema_decay=0.9")
+
+
+@pytest.mark.parametrize("start", [0, 9])
+def test_ckp_15_average_goes_on_after_a_stop(train: Callable, start: int) -> None:
+    arguments = (*EMA, f"engine.ema_start_step={start}")
+    straight = train(*arguments, "trainer.max_epochs=4")
+    stopped = train(*arguments)
+    resumed = train(f"resume={stopped.folder}", "trainer.max_epochs=4")
+    assert resumed.exit_code == 0, resumed.output
+    for name in ("last", "best"):
+        one, two = read(straight.folder, name), read(stopped.folder, name)
+        assert one["ema"]["weights"] == two["ema"]["weights"] == "ema"
+        assert_equal(one["state_dict"], two["state_dict"])
+        assert_equal(one["ema"]["raw"], two["ema"]["raw"])
+    last = read(straight.folder)
+    assert not last["state_dict"]["net.head.bias"].equal(last["ema"]["raw"]["net.head.bias"])
+    assert straight.metrics == json.loads((stopped.folder / "metrics.json").read_text(encoding="utf-8"))
+
+
+def test_ckp_15_average_is_what_is_tested_evaluated_and_predicted_with(train: Callable) -> None:
+    result = train(*EMA)
+    assert result.exit_code == 0, result.output
+    checkpoint = load_checkpoint(result.folder)
+    assert checkpoint.weights == "ema"
+    evaluated = evaluate_run(result.folder)
+    assert evaluated["test/loss"] == pytest.approx(result.metrics["test/loss"], rel=1e-6)
+    assert evaluate_run(result.folder, "val")["val/loss"] == pytest.approx(result.metrics["val/loss"], rel=1e-6)
+    assert result.metrics["test/loss"] != train(*EMA[:-1]).metrics["test/loss"]
+
+
+def test_ckp_15_run_that_ends_before_the_start_is_the_run_without(train: Callable) -> None:
+    plain, early = train(*EMA[:-1]), train(*EMA, "engine.ema_start_step=1000")
+    assert early.exit_code == 0, early.output
+    assert early.metrics == plain.metrics
+    assert read(early.folder)["ema"] == {"weights": "raw"}
+    assert_equal(read(early.folder)["state_dict"], read(plain.folder)["state_dict"])
 
 
 # ---- CKP-16: rates over a stop -----------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import polars as pl
 import pytest
 import torch
 from field_data import SMALL
+
+ROOT = Path(__file__).parents[3]
 
 # ---- NUM-01: a loss that is not finite ends the run --------------------------------------------------------------
 
@@ -61,6 +65,21 @@ def test_num_03_peak_and_final_rate_are_reached(
     assert torch.load(result.folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == num_steps
 
 
+def test_num_03_two_processes(workspace: Path) -> None:
+    """1,197 pictures in global batches of 120: ten steps an epoch, however many processes share each."""
+    arguments = ("experiment=vision", "data.batch_size=120", "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
+    rate = ("schedule=one_cycle", "schedule.warmup_frac=0.3", "schedule.final_frac=0.01", "optim.lr=0.004")
+    two = ("hardware=ddp", "hardware.accelerator=cpu", "hardware.devices=2", "hardware.num_threads=1", "logger=null")
+    command = [sys.executable, str(ROOT / "train.py"), *arguments, *rate, *two]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (history,) = workspace.rglob("history.csv")
+    rates = pl.read_csv(history, infer_schema_length=None).select("step", "train/lr").drop_nulls()
+    assert rates["step"].to_list() == list(range(1, 21))
+    assert rates["train/lr"].max() == pytest.approx(0.004, abs=1e-9)
+    assert rates["train/lr"][-1] == pytest.approx(0.004 * 0.01, abs=1e-9)
+
+
 # ---- NUM-05: one clipping a step, and the norm before it ---------------------------------------------------------
 
 
@@ -80,3 +99,14 @@ def test_num_05_accumulated_and_whole_batches_clip_alike(train: Callable, worksp
     ]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
     assert min(norms[0]) > 0.1  # the norm before clipping
+
+
+# ---- NUM-07: float16 needs a GPU ---------------------------------------------------------------------------------
+
+
+def test_num_07_float16_on_a_cpu_is_refused_before_training(train: Callable) -> None:
+    result = train("experiment=vision", "hardware=cpu", "engine.precision=16-mixed")
+    assert result.exit_code == 1
+    assert "`engine.precision` 16-mixed does not work on cpu" in result.output
+    assert "Allowed here: 32-true, bf16-mixed, bf16-true, 64-true. Use engine.precision=bf16-mixed." in result.output
+    assert not (result.folder / "checkpoints").exists()

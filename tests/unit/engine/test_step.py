@@ -123,6 +123,32 @@ def test_steps_equal_plain_pytorch(tmp_path: Path, accumulate: int, max_norm: fl
     assert largest_difference(task.net, build_net()) > 1e-3
 
 
+def test_three_steps_equal_plain_pytorch_to_the_last_bit(tmp_path: Path) -> None:
+    """Accumulation, clipping by norm, warm-up and cosine: 26 rows in batches of 4, three of them a step."""
+    schedule = Cosine(warmup_steps=1, final_frac=0.1)
+    engine = replace(PLAIN_STEP, accumulate_batches=3, gradient_clip_norm=0.1)
+    task = fit(tmp_path, engine, batch_size=4, net=build_net())
+    net, data = build_net(), Points(batch_size=4, seed=1)
+    data.setup()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    batches = list(data.train_dataloader().batches())
+    # Half of the peak, the peak, and the end of the cosine, a tenth of it
+    for step, rate in enumerate((0.01, 0.02, 0.002)):
+        group = batches[3 * step : 3 * step + 3]
+        num_rows = sum(len(batch["input"]) for batch in group)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        for batch in group:
+            loss = (net(batch["input"]) - batch["target"]).pow(2).mean()
+            (loss * (len(batch["input"]) / num_rows)).backward() if len(batch["input"]) < num_rows else loss.backward()
+        assert nn.utils.clip_grad_norm_(net.parameters(), 0.1) > 0.1
+        optimizer.step()
+        assert schedule.factor(step, 3) * 0.02 == pytest.approx(rate, rel=1e-15)
+    assert task.trainer.global_step == 3
+    assert all(a.equal(b) for a, b in zip(task.net.parameters(), net.parameters(), strict=True))
+    assert largest_difference(task.net, build_net()) > 1e-3
+
+
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 10, 100])
 def test_micro_batches_change_nothing(tmp_path: Path, micro_batch_size: int) -> None:
     whole = fit(tmp_path, PLAIN_STEP, batch_size=10, epochs=2)
