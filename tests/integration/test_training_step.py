@@ -152,7 +152,7 @@ def test_weights_do_not_depend_on_how_a_step_is_cut(train: Callable, experiment:
 @pytest.fixture
 def _granted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
-    monkeypatch.setattr("leyden.hardware.threads.granted_threads", lambda: 2)
+    monkeypatch.setattr("leyden.hardware.threads._given", lambda: (2, None))
     yield
     torch.set_num_threads(before)
 

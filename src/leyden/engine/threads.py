@@ -42,7 +42,7 @@ def choose_threads(task: Task, data: DataModule, trainer: Trainer) -> None:
     """
     if task.thread_choice is None:
         return
-    granted = torch.get_num_threads()
+    granted = trainer.strategy.broadcast(torch.get_num_threads())  # the processes must agree
     if task.thread_choice.before is not None:
         chosen, why = task.thread_choice.before, "as before the run stopped"
     elif task.device.type != "cpu":
@@ -51,8 +51,7 @@ def choose_threads(task: Task, data: DataModule, trainer: Trainer) -> None:
         chosen, why = 1, "no more are granted"
     else:
         times = {number: measure(task, data, trainer, number) for number in (1, granted)}
-        chosen = decide(times)
-        chosen = trainer.strategy.broadcast(chosen)  # the processes must agree
+        chosen = trainer.strategy.broadcast(decide(times))
         why = ", ".join(f"{1e3 * seconds:.2f} ms a step with {number}" for number, seconds in times.items())
     torch.set_num_threads(chosen)
     log.info("CPU threads of an operator: %d (%s).", chosen, why)
