@@ -107,6 +107,8 @@ def build_data(cfg: DictConfig) -> LightningDataModule:
         if cause is None:
             raise
         raise cause from err
+    if isinstance(data, DataModule):
+        data.settings = OmegaConf.to_container(cfg.data, resolve=True)  # type: ignore[assignment]
     data.prepare_data()
     data.setup("fit")
     if cfg.test and isinstance(data, DataModule) and data.num_samples("test") == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,7 @@ BARS = ("data.train._target_=field_bars.Bars", "+data.test._target_=field_bars.B
 def bars(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (workspace / "field_bars.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.syspath_prepend(workspace)
+    monkeypatch.delitem(sys.modules, "field_bars", raising=False)  # of another folder
 
 
 @pytest.mark.usefixtures("bars")
@@ -138,3 +140,25 @@ def test_residency_changes_no_bit(train: Callable, experiment: str) -> None:
         states[residency] = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     for residency, state in states.items():
         assert all(torch.equal(value, state[name]) for name, value in states["host"].items()), residency
+
+
+@pytest.mark.usefixtures("bars")
+def test_cache_of_an_own_dataset_reads_each_sample_once(train: Callable, workspace: Path) -> None:
+    changes = ("+data.train.seed=3", "data.cache=true", "data.num_workers=1")
+    first = train(*BASE, *BARS, *changes)
+    assert first.exit_code == 0, first.output
+    assert "and kept in data/cache/DatasetData-" in first.output
+    second = train(*BASE, *BARS, *changes)
+    assert "Data from the cache data/cache/DatasetData-" in second.output
+    assert "Batches from disk" in second.output
+    assert second.metrics == first.metrics
+    (workspace / "field_bars.py").write_text(MODULE + "# changed\n", encoding="utf-8")
+    assert "and kept in" in train(*BASE, *BARS, *changes, "trainer.max_epochs=1").output
+
+
+def test_cache_gives_the_run_without(train: Callable) -> None:
+    short = ("experiment=nlp", "trainer.max_epochs=1", "trainer.limit_train_batches=6", "logger=null")
+    plain, first, second = (train(*short, f"data.cache={cache}") for cache in ("false", "true", "true"))
+    assert second.exit_code == 0, second.output
+    assert "Data from the cache data/cache/LanguageNames-" in second.output
+    assert plain.metrics == first.metrics == second.metrics

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
@@ -14,15 +15,39 @@ from annotated_types import Ge
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
+import leyden
+from leyden.data.cache import build_once, content_key
 from leyden.data.loaders import Batch, BatchLoader, TensorLoader
 from leyden.data.order import derive_seed
-from leyden.data.residency import Residency, Room, choose_residency, free_memory, free_on, move_to_disk, num_bytes
+from leyden.data.residency import (
+    Residency,
+    Room,
+    choose_residency,
+    free_memory,
+    free_on,
+    map_arrays,
+    move_to_disk,
+    num_bytes,
+    save_arrays,
+)
 from leyden.data.workers import Rows, Samples, WorkerLoader, default_num_workers
 from leyden.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
+# Settings that change no prepared data
+NOT_CACHED = (
+    "augment",
+    "batch_size",
+    "batches_per_epoch",
+    "cache",
+    "cache_dir",
+    "num_workers",
+    "reference",
+    "residency",
+    "seed",
+)
 WHERE = {"device": "the device", "host": "memory", "mmap": "disk", "workers": "worker processes"}
 
 
@@ -41,12 +66,17 @@ class Loading(TypedDict, total=False):
         residency: where the data stays: "device", "host" (in memory), "mmap" (in memory-mapped files), or "workers"
             (processes read each sample); "auto" chooses from its size and what is free. It never changes a batch.
         num_workers: processes that read samples one by one, where that is done; "auto" takes the cores but one.
+        cache: whether what was read and decoded is kept in memory-mapped files, which the next run takes.
         cache_dir: folder of memory-mapped files.
     """
 
     residency: Literal["auto", "device", "host", "mmap", "workers"]
     num_workers: Annotated[int, Ge(0)] | Literal["auto"]
+    cache: bool
     cache_dir: str
+
+
+DEFAULTS: Loading = {"residency": "auto", "num_workers": "auto", "cache": False, "cache_dir": "data/cache"}
 
 
 class DataModule(LightningDataModule):
@@ -80,13 +110,20 @@ class DataModule(LightningDataModule):
         **loading: Unpack[Loading],
     ) -> None:
         super().__init__()
-        self.loading: Loading = {"residency": "auto", "num_workers": "auto", "cache_dir": "data/cache", **loading}
+        self.loading: Loading = {
+            "residency": "auto",
+            "num_workers": "auto",
+            "cache": False,
+            "cache_dir": "data/cache",
+            **loading,
+        }
         self.batch_size = batch_size
         self.seed = seed
         self.reference = dict(reference) if reference else None
         self.facts: dict[str, Any] = {}
         self.splits: dict[str, Batch] = {}
         self.skipped: list[str] = []
+        self.settings: dict[str, Any] = {}  # the config's section, for the key of a cache; set by the wiring
         self.is_mapped = False  # whether the splits' memory is that of files
         self._residency: Residency | None = None
         self._on_device: dict[str, Batch] = {}
@@ -140,6 +177,43 @@ class DataModule(LightningDataModule):
         """Whether training batches have `label_probability` (B, num_classes), which the loss has to use."""
         return False
 
+    # ---- cache -----------------------------------------------------------------------------------------------
+
+    def source_paths(self) -> list[Path]:
+        """Files and folders that the data is read from: a cache is made anew when one changes."""
+        named = (getattr(self, name, None) for name in ("path", "val_path", "test_path"))
+        return [Path(path) for path in named if path and Path(path).exists()]
+
+    def cached_classes(self) -> list[type]:
+        """Classes whose code prepares the data: a cache is made anew when it changes."""
+        return [type(self)]
+
+    def load_cached(self, write: Callable[[Path], None]) -> dict[str, Batch]:
+        """The splits, facts and what was fitted, from the cache; `write` fills its folder where it is not there.
+
+        Raises:
+            ConfigError: when the cache cannot be written.
+        """
+        settings = {name: value for name, value in self.settings.items() if name not in NOT_CACHED}
+        key = content_key({**settings, "version": leyden.__version__}, self.source_paths(), self.cached_classes())
+        folder = Path(self.loading["cache_dir"]) / f"{type(self).__name__}-{key}"
+        is_new, started = not folder.is_dir(), time.monotonic()
+        build_once(folder, write)
+        if is_new:
+            log.info("Data read in %.1f s and kept in %s for the next run.", time.monotonic() - started, folder)
+        else:
+            log.info("Data from the cache %s.", folder)
+        state = torch.load(folder / "state.pt", weights_only=True)
+        self.facts, self.skipped = state["facts"], state["skipped"]
+        self.load_fitted_state(state["fitted"])
+        self.is_mapped = True
+        return map_arrays(folder)
+
+    def _write_splits(self, folder: Path) -> None:
+        save_arrays(self.load_splits(), folder)
+        state = {"facts": self.facts, "fitted": self.fitted_state(), "skipped": self.skipped}
+        torch.save(state, folder / "state.pt")
+
     # ---- Lightning -----------------------------------------------------------------------------------------
 
     def setup(self, stage: str | None = None) -> None:
@@ -150,7 +224,7 @@ class DataModule(LightningDataModule):
         """
         if self.splits:
             return
-        self.splits = self.load_splits()
+        self.splits = self.load_cached(self._write_splits) if self.loading["cache"] else self.load_splits()
         for name in SPLITS:
             if self.num_samples(name) == 0 and not (name == "val" and self.allows_empty_val):
                 raise DataError(

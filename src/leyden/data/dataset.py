@@ -6,10 +6,14 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Unpack
 
+import numpy as np
 import torch
 from annotated_types import Ge
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
@@ -20,6 +24,8 @@ from leyden.data.workers import Failure, Samples, StreamLoader, WorkerLoader, co
 from leyden.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
+
+READ_AT_A_TIME = 256  # samples
 
 
 class DatasetData(DataModule):
@@ -58,10 +64,10 @@ class DatasetData(DataModule):
         **loading: Unpack[Loading],
     ) -> None:
         super().__init__(batch_size, seed, reference, **loading)
-        if self.loading["residency"] not in ("auto", "workers"):
+        if not self.loading["cache"] and self.loading["residency"] not in ("auto", "workers"):
             raise ConfigError(
                 f"`data.residency` is {self.loading['residency']}, but samples of a Dataset are read by workers. "
-                "Use data.residency=auto."
+                "Use data.residency=auto, or data.cache=true, which reads them once into memory-mapped files."
             )
         self.datasets = {"train": train, "val": val, "test": test}
         self.keys = tuple(keys)
@@ -88,6 +94,9 @@ class DatasetData(DataModule):
             if dataset is not None and self.num_samples(split) == 0:
                 raise DataError(f"The {split} split ({type(dataset).__name__}) is empty.")
         train = self.datasets["train"]
+        if self.loading["cache"]:
+            self.splits = self.load_cached(self._write_samples)
+            self._residency = None  # they are tensors now
         first = self.first_rows(1)
         self.facts = {**self._find_facts(first), **self.given_facts}
         if isinstance(train, IterableDataset):
@@ -96,8 +105,36 @@ class DatasetData(DataModule):
                 "workers, and each sample once an epoch are up to it, and a resumed run reads it from the start.",
                 type(train).__name__,
             )
-        log.info("Batches from worker processes: %s.", self.choose_residency().reason)
+        if not self.splits:
+            log.info("Batches from worker processes: %s.", self.choose_residency().reason)
         self._is_set_up = True
+
+    def cached_classes(self) -> list[type]:
+        return [type(self), *(type(dataset) for dataset in self.datasets.values() if dataset is not None)]
+
+    def _write_samples(self, folder: Path) -> None:
+        """Reads each sample once, into memory-mapped files."""
+        for split, dataset in self.datasets.items():
+            if dataset is None:
+                continue
+            if isinstance(dataset, IterableDataset):
+                raise ConfigError(f"`data.cache` is true, but data.{split} ({type(dataset).__name__}) is a stream.")
+            samples = Samples(dataset, split, self.keys, self.seed)
+            loader = WorkerLoader(samples, READ_AT_A_TIME, False, self.seed, self.num_workers)
+            files: dict[str, Any] = {}
+            batches = track(
+                loader.batches(), f"reading {split}", len(loader), console=Console(stderr=True), transient=True
+            )
+            for index, batch in enumerate(batches):
+                for name, tensor in batch.items():
+                    if name not in files:
+                        shape, path = (len(samples.dataset), *tensor.shape[1:]), folder / f"{split}.{name}.npy"  # type: ignore[arg-type]
+                        files[name] = np.lib.format.open_memmap(path, "w+", tensor.numpy().dtype, shape)
+                    start = index * READ_AT_A_TIME
+                    files[name][start : start + len(tensor)] = tensor.numpy()
+            for file in files.values():
+                file.flush()
+        torch.save({"facts": {}, "fitted": {}, "skipped": []}, folder / "state.pt")
 
     def _find_facts(self, first: Batch) -> dict[str, Any]:
         facts: dict[str, Any] = {}
@@ -130,6 +167,8 @@ class DatasetData(DataModule):
 
     def first_rows(self, count: int) -> Batch:
         """The first training samples."""
+        if self.splits:
+            return super().first_rows(count)
         train = self.datasets["train"]
         assert train is not None
         if isinstance(train, IterableDataset):
@@ -146,6 +185,8 @@ class DatasetData(DataModule):
 
     def fingerprint(self) -> dict[str, Any]:
         """Sample counts, and a hash of the first and the last sample of each split: a Dataset may be slow to read."""
+        if self.splits:
+            return super().fingerprint()
         result: dict[str, Any] = {"source": self.describe()}
         for split, dataset in self.datasets.items():
             count = self.num_samples(split)
@@ -160,7 +201,9 @@ class DatasetData(DataModule):
         return result
 
     def use_residency(self, kind: Literal["auto", "device", "host", "mmap", "workers"]) -> None:
-        if kind not in ("auto", "workers"):
+        if self.splits:
+            super().use_residency(kind)
+        elif kind not in ("auto", "workers"):
             raise ConfigError(f"The samples of {self.describe()} are read by workers; they cannot stay in {kind}.")
 
     # ---- batches -----------------------------------------------------------------------------------------------
@@ -171,6 +214,8 @@ class DatasetData(DataModule):
     def make_loader(
         self, split: str, shuffle: bool, grouped: bool = True, batch_size: int | None = None, **changes: Any
     ) -> BatchLoader | list[Any]:
+        if self.splits:
+            return super().make_loader(split, shuffle, grouped, batch_size, **changes)
         dataset = self.datasets[split]
         if dataset is None:
             return []

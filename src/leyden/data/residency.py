@@ -146,7 +146,11 @@ def map_arrays(folder: Path) -> dict[str, Batch]:
 
 def map_array(path: Path) -> Tensor:
     """A .npy file as a tensor. What is written to the tensor never reaches the file."""
-    return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        shape, _, _ = np.lib.format.read_array_header_1_0(file)
+    # A file without content cannot be mapped
+    return torch.from_numpy(np.load(path, mmap_mode="c" if 0 not in shape else None, allow_pickle=False))
 
 
 def move_to_disk(splits: dict[str, Batch], folder: Path) -> dict[str, Batch]:

@@ -108,11 +108,12 @@ class _Positions:
     """What the workers are asked for: the epoch and this rank's samples of each batch."""
 
     def __init__(self, loader: WorkerLoader) -> None:
-        self.loader = loader
+        self._loader = weakref.ref(loader)  # or the workers that ask this would keep the loader, and it them
         self.first = 0
 
     def __iter__(self) -> Iterator[Position]:
-        loader = self.loader
+        loader = self._loader()
+        assert loader is not None, "the loader that asks is gone"
         order = loader.epoch_order()
         loader._log_order(order)
         for index in range(self.first, loader.num_batches):
@@ -152,7 +153,7 @@ class WorkerLoader(BatchLoader):
             self._workers = start_workers(self.samples, self.num_workers, sampler=self._positions)
         self._positions.first = first
         order = self.epoch_order() if self.with_index else None
-        for index, batch in enumerate(read(self._workers), first):
+        for index, batch in enumerate(read(self, self._workers), first):
             if order is not None:
                 batch["index"] = self.samples_of(order, index)
             yield self.trim(batch) if self.trim else batch
@@ -203,7 +204,7 @@ class StreamLoader(BatchLoader):
             batch = next(self._source, None)
             if batch is None:
                 workers = start_workers(self.stream, self.num_workers, batch_size=own)
-                self._source = read(workers)
+                self._source = read(self, workers)
                 batch = next(self._source, None)
             if batch is None:
                 raise DataError(f"The {self.stream.split} stream ({type(self.stream.dataset).__name__}) is empty.")
@@ -253,15 +254,17 @@ def start_workers(
     )
 
 
-def read(workers: DataLoader[Any]) -> Iterator[Batch]:
-    """The batches that workers send.
+def read(loader: BatchLoader, workers: DataLoader[Any]) -> Iterator[Batch]:
+    """The batches that workers send; they end with the loader.
 
     Raises:
         DataError: where a sample cannot be read, or a worker has died.
     """
     iterator = iter(workers)
-    if workers.num_workers:
+    if workers.num_workers and iterator not in _running:
         _running.add(iterator)
+        # Told to end before the loader's parts are collected in any order: without their queues they would not hear it
+        weakref.finalize(loader, iterator._shutdown_workers)  # type: ignore[attr-defined]
     try:
         for batch in iterator:
             if isinstance(batch, Failure):

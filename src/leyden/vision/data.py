@@ -205,6 +205,10 @@ class TorchvisionData(ImageData):
     def describe(self) -> str:
         return self.dataset
 
+    def source_paths(self) -> list[Path]:
+        folder = {"CIFAR10": "cifar-10-batches-py"}.get(self.dataset, self.dataset)
+        return [DEBIAN_FASHION_MNIST if self._from_debian() else Path(self.root) / folder]
+
     def _from_debian(self) -> bool:
         raw = Path(self.root) / "FashionMNIST" / "raw"
         return self.dataset == "FashionMNIST" and not raw.is_dir() and DEBIAN_FASHION_MNIST.is_dir()

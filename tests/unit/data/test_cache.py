@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from leyden.data.cache import build_once
+from leyden.data.cache import build_once, content_key
+from leyden.data.datamodule import DataModule
+from leyden.data.loaders import Batch
 from leyden.errors import ConfigError
 
 
@@ -64,3 +70,93 @@ def test_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"Prepared data cannot be written to .*choose another with data\.cache_dir"):
         build_once(tmp_path / "file" / "set", write)
+
+
+# ---- a datamodule's cache ----------------------------------------------------------------------------------------
+
+
+class Slow(DataModule):
+    """Reads numbers from a file, fits their mean, and counts how often it reads."""
+
+    reads = 0
+
+    def __init__(self, path: str, factor: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.path, self.factor = path, factor
+        self.mean = 0.0
+        self.settings = {"path": path, "factor": factor, "batch_size": self.batch_size}
+
+    def load_splits(self) -> dict[str, Batch]:
+        type(self).reads += 1
+        numbers = self.factor * torch.tensor([float(line) for line in Path(self.path).read_text().split()])
+        self.mean, self.facts, self.skipped = float(numbers.mean()), {"num_features": 1}, ["line 9"]
+        return {"train": {"input": numbers}, "val": {"input": numbers[:0]}, "test": {"input": numbers[:2]}}
+
+    def fitted_state(self) -> dict[str, Any]:
+        return {"mean": self.mean}
+
+    def load_fitted_state(self, state: dict[str, Any]) -> None:
+        self.mean = state["mean"]
+
+    allows_empty_val = True
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Path:
+    Slow.reads = 0
+    path = tmp_path / "numbers.txt"
+    path.write_text("1 2 6")
+    return path
+
+
+def load(path: Path, **options: Any) -> Slow:
+    options = {"batch_size": 2, "cache": True, "cache_dir": str(path.parent / "cache"), **options}
+    data = Slow(str(path), **options)
+    data.setup()
+    return data
+
+
+def test_second_run_reads_nothing_and_has_everything(numbers: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="leyden")
+    plain = load(numbers, cache=False)
+    first, second = load(numbers), load(numbers, batch_size=3, seed=4)
+    assert Slow.reads == 2
+    for data in (first, second):
+        assert data.splits.keys() == plain.splits.keys()
+        assert all(data.splits[name]["input"].equal(plain.splits[name]["input"]) for name in plain.splits)
+        assert (data.facts, data.mean, data.skipped) == (plain.facts, 3.0, ["line 9"])
+        assert data.fingerprint() == plain.fingerprint()
+        assert data.choose_residency().kind == "mmap"
+    assert "kept in" in caplog.text
+    assert "Data from the cache" in caplog.text
+
+
+def test_other_settings_or_another_source_are_read_anew(numbers: Path) -> None:
+    load(numbers)
+    assert load(numbers, factor=2.0).mean == 6.0
+    os.utime(numbers, ns=(1, 1))
+    load(numbers)
+    numbers.write_text("1 2 9")
+    assert load(numbers).mean == 4.0
+    assert Slow.reads == 4
+    assert len([path for path in (numbers.parent / "cache").iterdir() if path.is_dir()]) == 4  # nothing is deleted
+
+
+def test_key_knows_files_of_folders_and_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "set" / "cat").mkdir(parents=True)
+    (tmp_path / "set" / "cat" / "1.txt").write_text("one")
+    (tmp_path / "own_reader.py").write_text("class Reader:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_reader  # type: ignore[import-not-found]
+
+    def key() -> str:
+        return content_key({"a": 1}, [tmp_path / "set"], [own_reader.Reader])
+
+    keys = [key()]
+    assert key() == keys[0]
+    (tmp_path / "set" / "cat" / "2.txt").write_text("two")
+    keys.append(key())
+    (tmp_path / "own_reader.py").write_text("class Reader:\n    other = True\n")
+    keys.append(key())
+    assert len(set(keys)) == 3
+    assert content_key({}, [], [DataModule]) != content_key({}, [], [int])  # Leyden's own code counts

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -139,6 +141,19 @@ def test_workers_end_when_they_are_told() -> None:
     workers.shut_down()
     assert not any(process.is_alive() for process in processes)
     assert not workers._running
+
+
+def test_workers_end_with_their_loader() -> None:
+    loader = make(Drawing(), 2)
+    next(iter(loader))
+    processes = [process for iterator in workers._running for process in iterator._workers]
+    assert all(process.is_alive() for process in processes)
+    started = time.monotonic()
+    del loader
+    gc.collect()
+    assert not any(process.is_alive() for process in processes)
+    # torch waits for 5 s for each worker that does not hear of its end
+    assert time.monotonic() - started < 5
 
 
 def test_one_core_is_left_to_training(monkeypatch: pytest.MonkeyPatch) -> None:
