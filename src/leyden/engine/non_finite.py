@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -228,6 +229,8 @@ class FiniteGuard:
     def _known(self) -> str:
         last = self.last_finite
         folder = getattr(self.task.trainer.checkpoint_callback, "folder", None)
+        with suppress(TrainingError):  # of a file that could not be written: then it is not the last good one
+            getattr(self.task.trainer.strategy.checkpoint_io, "wait", lambda: None)()
         saved = folder / "last.ckpt" if folder and (folder / "last.ckpt").is_file() else "none yet"
         loss = f"The last finite training loss was {last[1]:.6g} at step {last[0]}. " if last else ""
         return f"{loss}The last good checkpoint: {saved}. "
