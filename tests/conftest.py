@@ -96,6 +96,9 @@ def run_folders(workspace: Path) -> list[Path]:
 
 def close_log_files() -> None:
     """Ends the log files that Hydra opened for a run in this process."""
+    for handler in list(logging.getLogger("leyden.order").handlers):
+        logging.getLogger("leyden.order").removeHandler(handler)
+        handler.close()
     for handler in list(logging.getLogger().handlers):
         if isinstance(handler, logging.FileHandler) or getattr(handler, "stream", None) in (sys.stdout, sys.__stdout__):
             logging.getLogger().removeHandler(handler)

@@ -273,7 +273,6 @@ def log_overrides(cfg: DictConfig, overrides: list[str]) -> None:
     # A group's choice (optim=sgd) is a whole section, or none
     shown = [f"{k}={v}" for k, v in values if not isinstance(v, DictConfig) and (v is not None or "." in k)]
     log.info("Experiment: %s%s", cfg.name, f" with {' '.join(shown)}" if shown else "")
-    log.debug("Config:\n%s", OmegaConf.to_yaml(cfg))
 
 
 def quiet_libraries() -> None:

@@ -132,12 +132,17 @@ def test_what_is_wrong_is_said_before_training(train: Callable, changes: tuple[s
 @pytest.mark.parametrize("experiment", ["vision", "nlp"])
 def test_residency_changes_no_bit(train: Callable, experiment: str) -> None:
     short = ("trainer.max_epochs=2", "trainer.limit_train_batches=6", "hardware.num_threads=1", "logger=null")
-    states = {}
+    states, orders = {}, set()
     for residency in ("host", "device", "mmap", "workers"):
         run = train(f"experiment={experiment}", *short, f"data.residency={residency}")
         assert run.exit_code == 0, run.output
         assert "Batches from " in run.output
+        orders.add((run.folder / "order.log").read_text(encoding="utf-8"))
         states[residency] = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert len(orders) == 1
+    lines = orders.pop().splitlines()
+    assert [line.split(":")[0] for line in lines] == ["epoch 0", "epoch 1"]
+    assert len({line.split()[-1] for line in lines}) == 2  # an order of its own for each epoch
     for residency, state in states.items():
         assert all(torch.equal(value, state[name]) for name, value in states["host"].items()), residency
 

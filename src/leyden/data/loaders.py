@@ -13,7 +13,8 @@ from torch import Tensor
 from leyden.data.order import epoch_order, order_hash, rank_slice
 from leyden.data.transfer import copy_ahead
 
-log = logging.getLogger(__name__)
+# Goes to order.log of the run folder
+log = logging.getLogger("leyden.order")
 
 Batch = dict[str, Tensor]
 
@@ -152,8 +153,8 @@ class BatchLoader:
         self._first_item = self.items_until(state["batch"])
 
     def _log_order(self, order: Tensor) -> None:
-        if self.shuffle and self.rank == 0 and log.isEnabledFor(logging.DEBUG):
-            log.debug("Order of epoch %d: %d samples, hash %s", self.epoch, len(order), order_hash(order))
+        if self.shuffle and self.rank == 0 and log.handlers:
+            log.info("epoch %d: %d samples, hash %s", self.epoch, len(order), order_hash(order))
 
 
 class TensorLoader(BatchLoader):

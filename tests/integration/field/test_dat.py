@@ -524,7 +524,12 @@ def test_dat_12_rare_class_shows_beside_accuracy(train: Callable, workspace: Pat
     assert "always 'usual'" in table
 
 
-def test_dat_12_there_are_no_worker_processes(train: Callable, workspace: Path) -> None:
-    result = train(*SMALL, *TEXTS, "data.num_workers=2")
-    assert result.exit_code == 1
-    assert "there is no key `data.num_workers`" in result.output
+def test_dat_12_worker_processes_only_where_asked_for_and_none_is_left(train: Callable, workspace: Path) -> None:
+    write_csv("texts.csv", ("text", "label"), text_rows(60))
+    plain = train(*SMALL, *TEXTS, "trainer.max_epochs=1")
+    assert "Batches from memory" in plain.output
+    workers = train(*SMALL, *TEXTS, "trainer.max_epochs=1", "data.residency=workers", "data.num_workers=2")
+    assert workers.exit_code == 0, workers.output
+    assert "Batches from worker processes" in workers.output
+    assert multiprocessing.active_children() == []
+    assert workers.metrics == plain.metrics
