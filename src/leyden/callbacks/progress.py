@@ -128,7 +128,9 @@ def _total_steps(trainer: Trainer, pl_module: LightningModule) -> float | None:
 
 
 def _num_samples(batch: Any) -> int:
-    """Samples in a batch, or in a list of batches."""
+    """Samples in a batch, or in several."""
+    if hasattr(batch, "num_samples"):
+        return int(batch.num_samples)
     if isinstance(batch, list) and batch and isinstance(batch[0], dict):
         return sum(map(_num_samples, batch))
     if isinstance(batch, dict):

@@ -52,7 +52,7 @@ class Trace(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         rows, self._rows = self._rows, []
-        batches = batch if isinstance(batch, list) else [batch]
+        batches = [batch] if isinstance(batch, dict) else list(batch.source)
         per_step = -(-len(batches) // max(1, len(rows)))
         for index, row in enumerate(rows):
             taken = batches[index * per_step : (index + 1) * per_step]

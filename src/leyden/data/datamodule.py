@@ -17,7 +17,7 @@ from torch import Tensor
 
 import leyden
 from leyden.data.cache import build_once, content_key
-from leyden.data.loaders import Batch, BatchLoader, TensorLoader
+from leyden.data.loaders import Batch, Batches, BatchLoader, TensorLoader
 from leyden.data.order import derive_seed
 from leyden.data.residency import (
     Residency,
@@ -362,16 +362,21 @@ class DataModule(LightningDataModule):
     def test_dataloader(self) -> BatchLoader | list[Any]:
         return self.make_loader("test", shuffle=False)
 
-    def on_after_batch_transfer(self, batch: Batch | list[Batch], dataloader_idx: int) -> Batch | list[Batch]:
+    def on_after_batch_transfer(
+        self, batch: Batch | list[Batch] | Batches, dataloader_idx: int
+    ) -> Batch | list[Batch] | Batches:
         trainer = self.trainer
         if trainer is None or not trainer.training:
             assert isinstance(batch, dict)
             return self.transform_batch(batch, None)
         loader = trainer.train_dataloader
         first = loader.batch_indices(loader.current_item).start if isinstance(loader, BatchLoader) else 0
-        batches = batch if isinstance(batch, list) else [batch]
-        ready = [self.transform_batch(b, self._generator(b, first + index)) for index, b in enumerate(batches)]
-        return ready if isinstance(batch, list) else ready[0]
+        if isinstance(batch, dict):
+            return self.transform_batch(batch, self._generator(batch, first))
+        if isinstance(batch, list):
+            num_samples = sum(len(next(iter(one.values()))) for one in batch)
+            batch = Batches(len(batch), batch.__getitem__, num_samples)
+        return batch.map(lambda index, one: self.transform_batch(one, self._generator(one, first + index)))
 
     def _generator(self, batch: Batch, index: int) -> torch.Generator | None:
         """The source of augmentation for a batch of an epoch, by its position alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 
 import torch
@@ -17,6 +18,38 @@ from leyden.data.transfer import copy_ahead
 log = logging.getLogger("leyden.order")
 
 Batch = dict[str, Tensor]
+
+
+class Batches:
+    """Several batches of one item, each made when it is taken: it is then used while the processor's cache holds it.
+
+    Args:
+        count: how many.
+        make: gives the batch with a number from 0 on.
+        num_samples: of all of them.
+        source: the batches that these are made from, if any.
+    """
+
+    def __init__(
+        self, count: int, make: Callable[[int], Batch], num_samples: int, source: Batches | None = None
+    ) -> None:
+        self.count = count
+        self.make = make
+        self.num_samples = num_samples
+        self.source = source or self
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, key: slice) -> list[Batch]:
+        return [self.make(index) for index in range(*key.indices(self.count))]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.make, range(self.count))
+
+    def map(self, change: Callable[[int, Batch], Batch]) -> Batches:
+        """The same batches with a change, which gets the number of each as well."""
+        return Batches(self.count, lambda index: change(index, self.make(index)), self.num_samples, self)
 
 
 class BatchLoader:
@@ -38,7 +71,7 @@ class BatchLoader:
         cuts: batches of the epoch after which an item ends in any case.
         max_batches: batches of an epoch that count; None is all of them.
         with_index: whether batches also carry `index` (B,), the numbers of their samples in the split.
-        device: where batches are needed; they are copied ahead to a CUDA device. None leaves that to the trainer.
+        device: where batches are needed; they are copied ahead to a CUDA device. None: where they are.
     """
 
     def __init__(
@@ -105,7 +138,12 @@ class BatchLoader:
         """Samples in a batch of the epoch, over all ranks."""
         return min(self.batch_size, self.num_samples - self.num_dropped - index * self.batch_size)
 
-    def global_lengths(self, item: int, batches: Sequence[Batch]) -> list[int]:
+    def rank_length(self, index: int) -> int:
+        """Samples in a batch of the epoch on this rank."""
+        start, stop = (self.global_length(index) * part // self.world_size for part in (self.rank, self.rank + 1))
+        return stop - start
+
+    def global_lengths(self, item: int, batches: Sequence[Batch] | Batches) -> list[int]:
         """Samples in each batch of an item, over all ranks."""
         return [self.global_length(index) for index in self.batch_indices(item)]
 
@@ -116,13 +154,14 @@ class BatchLoader:
     def samples_of(self, order: Tensor, index: int) -> Tensor:
         """Which samples this rank takes of a batch of the epoch."""
         start = index * self.batch_size
-        return rank_slice(order[start : start + self.global_length(index)], self.rank, self.world_size)
+        batch = order[start : start + self.global_length(index)]
+        return batch if self.world_size == 1 else rank_slice(batch, self.rank, self.world_size)
 
     def batches(self) -> Iterator[Batch]:
         """The batches of the epoch one by one, however they are handed out."""
         return self._batches(0)
 
-    def __iter__(self) -> Iterator[Batch | list[Batch]]:
+    def __iter__(self) -> Iterator[Batch | list[Batch] | Batches]:
         first, self._first_item = self._first_item, 0
         batches = self._batches(self._bounds[first])
         items: Iterator[list[Batch]] = (
@@ -186,10 +225,27 @@ class TensorLoader(BatchLoader):
         self.tensors = tensors
         self.trim = trim
 
-    def _batches(self, first: int) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch | list[Batch] | Batches]:
+        if self.batches_per_item is None or (self.device is not None and self.device.type != "cpu"):
+            yield from super().__iter__()  # batches that have to be copied to the device
+            return
+        first, self._first_item = self._first_item, 0
+        order = self._place_order()
+        for item in range(first, len(self)):
+            self._next_item = item + 1
+            indices = self.batch_indices(item)
+            yield Batches(len(indices), partial(self._make, order, indices.start), sum(map(self.rank_length, indices)))
+
+    def _make(self, order: Tensor, start: int, index: int) -> Batch:
+        return self._cut(order, start + index)
+
+    def _place_order(self) -> Tensor:
         order = self.epoch_order()
         self._log_order(order)
-        order = order.to(next(iter(self.tensors.values())).device)
+        return order.to(next(iter(self.tensors.values())).device)
+
+    def _batches(self, first: int) -> Iterator[Batch]:
+        order = self._place_order()
         return (self._cut(order, index) for index in range(first, self.num_batches))
 
     def _cut(self, order: Tensor, index: int) -> Batch:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
-from leyden.data.loaders import Batch, BatchLoader
+from leyden.data.loaders import Batch, Batches, BatchLoader
 from leyden.data.order import derive_seed
 from leyden.errors import DataError
 
@@ -192,7 +192,7 @@ class StreamLoader(BatchLoader):
         self.goes_on = goes_on
         self._source: Iterator[Batch] = iter(())
 
-    def global_lengths(self, item: int, batches: Sequence[Batch]) -> list[int]:
+    def global_lengths(self, item: int, batches: Sequence[Batch] | Batches) -> list[int]:
         """As long as they are; a stream's last batch may be shorter."""
         return [len(next(iter(batch.values()))) * self.world_size for batch in batches]
 

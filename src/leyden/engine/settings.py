@@ -71,6 +71,11 @@ class Engine:
         return problems
 
     @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped."""
+        return self.gradient_clip_norm is not None or self.gradient_clip_value is not None
+
+    @property
     def number_format(self) -> str:
         """The precision under its full name."""
         return PRECISION_ALIASES.get(str(self.precision), str(self.precision))

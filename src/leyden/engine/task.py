@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any, ClassVar, cast
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import TrainerFn
 from matplotlib.figure import Figure
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
 from leyden.data.datamodule import DataModule
-from leyden.data.loaders import Batch, BatchLoader
+from leyden.data.loaders import Batch, Batches, BatchLoader
 from leyden.engine.calls import plan_calls
 from leyden.engine.direct import choose_calls
 from leyden.engine.ema import WeightAverage, take_raw
@@ -139,30 +139,31 @@ class Task(LightningModule):
         output: Tensor = self.net(batch[self.input_key])
         return output.clone() if self.engine.uses_cuda_graphs and output.is_cuda else output
 
-    def training_step(self, item: Batch | list[Batch], batch_idx: int) -> None:
+    def training_step(self, item: Batch | Batches, batch_idx: int) -> None:
         """Takes the optimiser steps of one item of the loader: as many as it has groups of batches to accumulate."""
-        batches = item if isinstance(item, list) else [item]
+        trainer, per_step = self.trainer, self.engine.accumulate_batches
+        batches = [item] if isinstance(item, dict) else item
+        step, max_steps = trainer.global_step, trainer.max_steps
         lengths = self._global_lengths(batches, batch_idx)
-        per_step = self.engine.accumulate_batches
         for start in range(0, len(batches), per_step):
-            if self.trainer.global_step == self.trainer.max_steps:
+            if step == max_steps:
                 break
-            self._optimise(batches[start : start + per_step], lengths[start : start + per_step])
-        if self.trainer.global_step == self.trainer.max_steps:
-            self.trainer.should_stop = True  # so that the last state is validated, wherever in an epoch it is
+            self._optimise(trainer, step, batches[start : start + per_step], lengths[start : start + per_step])
+            step += 1
+        if step == max_steps:
+            trainer.should_stop = True  # so that the last state is validated, wherever in an epoch it is
         # Not in on_train_batch_end, which comes after the callbacks': what they save has to be complete.
         self._log_interval(batch_idx)
 
-    def _global_lengths(self, batches: list[Batch], item: int) -> list[int]:
+    def _global_lengths(self, batches: list[Batch] | Batches, item: int) -> list[int]:
         loader = self.trainer.train_dataloader
         if isinstance(loader, BatchLoader):
             return loader.global_lengths(item, batches)
         return [batch_length(batch) * self.trainer.world_size for batch in batches]
 
-    def _optimise(self, batches: list[Batch], lengths: list[int]) -> None:
+    def _optimise(self, trainer: Trainer, step: int, batches: list[Batch], lengths: list[int]) -> None:
         """One optimiser step: the gradient of the mean loss over all samples of these batches, however cut."""
-        trainer, optimizer = self.trainer, self.trainer.optimizers[0]
-        step = trainer.global_step
+        optimizer = trainer.optimizers[0]
         rate = self.schedule.factor(step, self._num_steps)
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * rate
@@ -170,10 +171,10 @@ class Task(LightningModule):
         self.losses_of_step.clear()
         self.guard.begin()
         accumulate_gradient(
-            list(split_step(batches, lengths, self.engine.micro_batch_size, trainer.world_size)),
+            list(split_step(batches, lengths, self.engine.micro_batch_size, self._world_size)),
             lambda part: self._part_loss(part, step),
             self._calls.backward,
-            getattr(trainer.strategy, "block_backward_sync", nullcontext),  # strategies of several processes have it
+            self._hold_back,
         )
         for listener in self.step_listeners:
             listener()
@@ -185,12 +186,13 @@ class Task(LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clips; here a float16 gradient has been divided by its scale."""
         unscale_gradient(self.trainer.precision_plugin, optimizer)
-        self._grad_norm = clip_gradient(
-            self.net.parameters(), self.engine.gradient_clip_norm, self.engine.gradient_clip_value
-        )
+        if self.engine.clips:
+            self._grad_norm = clip_gradient(
+                self.net.parameters(), self.engine.gradient_clip_norm, self.engine.gradient_clip_value
+            )
 
     def _part_loss(self, part: Part, step: int) -> Tensor:
-        seed_step(self.seed, step, part.position, self.global_rank, self.device)
+        seed_step(self.seed, step, part.position, self.global_rank, self._step_device)
         loss, outputs = self.compute_loss(part.batch)
         self.losses_of_step.append(loss.detach())
         if not self.guard.watch(part, loss, step + 1):
@@ -266,6 +268,9 @@ class Task(LightningModule):
 
     def on_train_start(self) -> None:
         self._num_steps = self.count_steps()
+        # What the trainer works out anew at each question; strategies of several processes can hold back gradients
+        self._world_size, self._step_device = self.trainer.world_size, self.device
+        self._hold_back = getattr(self.trainer.strategy, "block_backward_sync", nullcontext)
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         copies = self.engine.uses_cuda_graphs and self.engine.cuts_steps and self.device.type == "cuda"
