@@ -50,7 +50,7 @@ class Progress(ProgressBar):
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self._console,
-            refresh_per_second=4,
+            refresh_per_second=2,
         )
         self._bar.start()
         self._task_id = self._bar.add_task("epoch 1", total=_total_steps(trainer, pl_module), numbers="")
