@@ -192,7 +192,7 @@ class Task(LightningModule):
             )
 
     def _part_loss(self, part: Part, step: int) -> Tensor:
-        seed_step(self.seed, step, part.position, self.global_rank, self._step_device)
+        seed_step(self.seed, step, part.position, self._rank, self._step_device)
         loss, outputs = self.compute_loss(part.batch)
         self.losses_of_step.append(loss.detach())
         if not self.guard.watch(part, loss, step + 1):
@@ -269,7 +269,7 @@ class Task(LightningModule):
     def on_train_start(self) -> None:
         self._num_steps = self.count_steps()
         # What the trainer works out anew at each question; strategies of several processes can hold back gradients
-        self._world_size, self._step_device = self.trainer.world_size, self.device
+        self._world_size, self._rank, self._step_device = self.trainer.world_size, self.global_rank, self.device
         self._hold_back = getattr(self.trainer.strategy, "block_backward_sync", nullcontext)
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
