@@ -20,6 +20,7 @@ from leyden.data.cache import build_once, content_key
 from leyden.data.loaders import Batch, Batches, BatchLoader, TensorLoader
 from leyden.data.order import derive_seed
 from leyden.data.residency import (
+    Kind,
     Residency,
     Room,
     choose_residency,
@@ -70,7 +71,7 @@ class Loading(TypedDict, total=False):
         cache_dir: folder of memory-mapped files.
     """
 
-    residency: Literal["auto", "device", "host", "mmap", "workers"]
+    residency: Kind
     num_workers: Annotated[int, Ge(0)] | Literal["auto"]
     cache: bool
     cache_dir: str
@@ -110,13 +111,7 @@ class DataModule(LightningDataModule):
         **loading: Unpack[Loading],
     ) -> None:
         super().__init__()
-        self.loading: Loading = {
-            "residency": "auto",
-            "num_workers": "auto",
-            "cache": False,
-            "cache_dir": "data/cache",
-            **loading,
-        }
+        self.loading: Loading = {**DEFAULTS, **loading}
         self.batch_size = batch_size
         self.seed = seed
         self.reference = dict(reference) if reference else None
@@ -288,7 +283,7 @@ class DataModule(LightningDataModule):
             tensors = self._on_device[split]
         return TensorLoader(tensors, size, shuffle, self.seed, **options)
 
-    def use_residency(self, kind: Literal["auto", "device", "host", "mmap", "workers"]) -> None:
+    def use_residency(self, kind: Kind) -> None:
         """Lets loaders that are made from now on take the data from somewhere else."""
         self.loading["residency"] = kind
         self._residency = None

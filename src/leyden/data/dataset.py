@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from leyden.data.datamodule import SPLITS, DataModule, Loading
 from leyden.data.loaders import Batch, BatchLoader
-from leyden.data.residency import Residency
+from leyden.data.residency import Kind, Residency
 from leyden.data.workers import Failure, Samples, StreamLoader, WorkerLoader, collate
 from leyden.errors import ConfigError, DataError
 
@@ -200,7 +200,7 @@ class DatasetData(DataModule):
             result[split] = {"num_samples": count, "hash": digest.hexdigest()}
         return result
 
-    def use_residency(self, kind: Literal["auto", "device", "host", "mmap", "workers"]) -> None:
+    def use_residency(self, kind: Kind) -> None:
         if self.splits:
             super().use_residency(kind)
         elif kind not in ("auto", "workers"):

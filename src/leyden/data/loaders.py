@@ -11,7 +11,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from leyden.data.order import epoch_order, order_hash, rank_slice
+from leyden.data.order import epoch_order, order_hash, rank_slice, rank_span
 from leyden.data.transfer import copy_ahead
 
 # Goes to order.log of the run folder
@@ -140,8 +140,8 @@ class BatchLoader:
 
     def rank_length(self, index: int) -> int:
         """Samples in a batch of the epoch on this rank."""
-        start, stop = (self.global_length(index) * part // self.world_size for part in (self.rank, self.rank + 1))
-        return stop - start
+        span = rank_span(self.global_length(index), self.rank, self.world_size)
+        return int(span.stop - span.start)
 
     def global_lengths(self, item: int, batches: Sequence[Batch] | Batches) -> list[int]:
         """Samples in each batch of an item, over all ranks."""
@@ -163,14 +163,19 @@ class BatchLoader:
 
     def __iter__(self) -> Iterator[Batch | list[Batch] | Batches]:
         first, self._first_item = self._first_item, 0
+        for item, batches in enumerate(self._items(first), first):
+            self._next_item = item + 1
+            yield batches
+
+    def _items(self, first: int) -> Iterator[Batch | list[Batch] | Batches]:
+        """What is handed out in an epoch, from one item on."""
         batches = self._batches(self._bounds[first])
         items: Iterator[list[Batch]] = (
             list(islice(batches, len(self.batch_indices(item)))) for item in range(first, len(self))
         )
         if self.device is not None and self.device.type == "cuda":
             items = copy_ahead(items, self.device)
-        for item, group in enumerate(items, first):
-            self._next_item = item + 1
+        for group in items:
             yield group[0] if self.batches_per_item is None else group
 
     @property
@@ -225,14 +230,12 @@ class TensorLoader(BatchLoader):
         self.tensors = tensors
         self.trim = trim
 
-    def __iter__(self) -> Iterator[Batch | list[Batch] | Batches]:
+    def _items(self, first: int) -> Iterator[Batch | list[Batch] | Batches]:
         if self.batches_per_item is None or (self.device is not None and self.device.type != "cpu"):
-            yield from super().__iter__()  # batches that have to be copied to the device
+            yield from super()._items(first)  # batches that have to be copied to the device
             return
-        first, self._first_item = self._first_item, 0
         order = self._place_order()
         for item in range(first, len(self)):
-            self._next_item = item + 1
             indices = self.batch_indices(item)
             yield Batches(len(indices), partial(self._make, order, indices.start), sum(map(self.rank_length, indices)))
 

@@ -39,5 +39,9 @@ def order_hash(order: Tensor) -> str:
 
 def rank_slice(batch: Tensor, rank: int, world_size: int) -> Tensor:
     """The contiguous part of a global batch that one rank takes; parts differ by at most one sample."""
-    start, stop = (len(batch) * part // world_size for part in (rank, rank + 1))
-    return batch[start:stop]
+    return batch[rank_span(len(batch), rank, world_size)]
+
+
+def rank_span(length: int, rank: int, world_size: int) -> slice:
+    """Which rows of `length` a rank takes."""
+    return slice(length * rank // world_size, length * (rank + 1) // world_size)

@@ -64,7 +64,7 @@ def choose_residency(wanted: Kind, room: Room) -> Residency:
     Raises:
         ConfigError: when what is wanted cannot be.
     """
-    size = f"{format_bytes(room.size)}"
+    size = format_bytes(room.size)
     on_cpu = room.device.type == "cpu"
     if wanted == "auto":
         if room.is_mapped:

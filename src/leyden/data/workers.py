@@ -197,7 +197,7 @@ class StreamLoader(BatchLoader):
         return [len(next(iter(batch.values()))) * self.world_size for batch in batches]
 
     def _batches(self, first: int) -> Iterator[Batch]:
-        own = self.batch_size * (self.rank + 1) // self.world_size - self.batch_size * self.rank // self.world_size
+        own = self.rank_length(0)
         if not self.goes_on:
             self._source = iter(())
         for _ in range(first, self.num_batches):

@@ -146,11 +146,7 @@ def _compare(proof: Proof, straight: Path, killed: Path) -> None:
     proof.differing_steps = [step for step in sorted({*first, *second}) if first.get(step) != second.get(step)]
     counts = [Counter((row["epoch"], s) for row in trace.values() for s in row["samples"]) for trace in (first, second)]
     proof.miscounted = sum(((counts[0] - counts[1]) + (counts[1] - counts[0])).values())
-    proof.differing_files = [
-        name
-        for name in ("metrics.json", "history.csv")
-        if (straight / name).read_bytes() != (killed / name).read_bytes()
-    ]
+    proof.differing_files = [name for name in FILES if (straight / name).read_bytes() != (killed / name).read_bytes()]
 
 
 def difference(first: Any, second: Any) -> float:
