@@ -5,13 +5,13 @@ Run: python -m benchmarks.floor WORK OUT [--epochs N] [--limit-batches N]
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.arguments import work_parser
 from benchmarks.clock import EpochClock
 from benchmarks.experiment import build_parts
 from benchmarks.works import WARMUP_EPOCHS, WORKS
@@ -49,13 +49,7 @@ def record_products(net: nn.Module, x: Tensor) -> list[Callable[[], object]]:
 
 def main() -> None:
     """Measures the products and writes the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", choices=WORKS)
-    parser.add_argument("out")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--limit-batches", type=int)
-    parser.add_argument("--override", action="append", default=[], help="a further override of the experiment")
-    args = parser.parse_args()
+    args = work_parser(__doc__, WORKS).parse_args()
     torch.set_num_threads(1)
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"  # set by importing Lightning; a loop by hand would not
     parts = build_parts([*WORKS[args.work].overrides, *args.override])

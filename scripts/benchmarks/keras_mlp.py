@@ -6,11 +6,11 @@ Run: python -m benchmarks.keras_mlp ARRAYS OUT --steps-per-execution N --dtype f
 
 from __future__ import annotations
 
-import argparse
 import os
 
 import numpy as np
 
+from benchmarks.arguments import array_parser
 from benchmarks.clock import EpochClock
 from benchmarks.works import WARMUP_EPOCHS
 
@@ -19,12 +19,7 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 
 def main() -> None:
     """Measures `fit` and writes the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("arrays", help="npz with image (N, 28, 28) uint8 and label (N,), mean and std")
-    parser.add_argument("out")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--limit-batches", type=int)
-    parser.add_argument("--batch-size", type=int, default=128)
+    parser = array_parser(__doc__)
     parser.add_argument("--steps-per-execution", type=int, default=1)
     parser.add_argument("--dtype", choices=("float32", "uint8"), default="float32")
     args = parser.parse_args()

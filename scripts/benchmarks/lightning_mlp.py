@@ -5,7 +5,6 @@ Run: python -m benchmarks.lightning_mlp ARRAYS OUT [--num-workers N] [--epochs N
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
 from torchvision import transforms
 
+from benchmarks.arguments import array_parser
 from benchmarks.timer import EpochTimer
 from benchmarks.works import WARMUP_EPOCHS
 
@@ -64,12 +64,7 @@ class Classifier(LightningModule):
 
 def main() -> None:
     """Measures `Trainer.fit` and writes the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("arrays", help="npz with image (N, 28, 28) uint8 and label (N,), mean and std")
-    parser.add_argument("out")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--limit-batches", type=int)
-    parser.add_argument("--batch-size", type=int, default=128)
+    parser = array_parser(__doc__)
     parser.add_argument("--num-workers", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)

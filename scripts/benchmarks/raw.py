@@ -5,12 +5,12 @@ Run: python -m benchmarks.raw WORK OUT [--epochs N] [--limit-batches N] [--chann
 
 from __future__ import annotations
 
-import argparse
 import os
 
 import torch
 from torch.nn import functional as F
 
+from benchmarks.arguments import work_parser
 from benchmarks.clock import EpochClock
 from benchmarks.experiment import Parts, build_parts
 from benchmarks.works import WARMUP_EPOCHS, WORKS
@@ -48,14 +48,9 @@ def train(parts: Parts, num_epochs: int, limit_batches: int | None, clock: Epoch
 
 def main() -> None:
     """Measures the loop and writes the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", choices=WORKS)
-    parser.add_argument("out")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--limit-batches", type=int)
+    parser = work_parser(__doc__, WORKS)
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--profile")
-    parser.add_argument("--override", action="append", default=[], help="a further override of the experiment")
     args = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"  # set by importing Lightning; a loop by hand would not

@@ -79,10 +79,11 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
     interruption = Interruption()
     with interruption.handled():
         stopped = load_stopped(run_dir) if cfg.resume else None
-        assembly = None
+        assembly, found = None, None
         if stopped is not None:  # what is wrong is said before the folder is touched
             assembly = assemble(cfg, plan, run_dir, [interruption])
-            check_resumable(stopped, assembly.config, fingerprint(assembly), cfg.resume_force)
+            found = fingerprint(assembly)
+            check_resumable(stopped, assembly.config, found, cfg.resume_force)
             set_aside(stopped)
             log.info("Resuming after %d epochs (step %d).", stopped.epochs, stopped.steps)
         record = (RunRecord.resumed if stopped else RunRecord)(run_dir, config, command_line())
@@ -91,7 +92,7 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
         try:
             assembly = assembly or assemble(cfg, plan, run_dir, [interruption])
             if isinstance(assembly.data, DataModule):
-                record.update(data=fingerprint(assembly), skipped=assembly.data.skipped)
+                record.update(data=found or fingerprint(assembly), skipped=assembly.data.skipped)
             try:
                 objective = fit_and_test(assembly, run_dir, stopped)
             finally:
