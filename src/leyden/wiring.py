@@ -29,6 +29,7 @@ from leyden.engine.settings import Engine
 from leyden.engine.task import Task
 from leyden.engine.threads import ThreadChoice
 from leyden.errors import USER_ERRORS, ConfigError
+from leyden.hardware.layout import lay_out
 from leyden.hardware.plan import HardwarePlan
 
 log = logging.getLogger(__name__)
@@ -301,10 +302,16 @@ def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path, callbacks: Sequ
     if isinstance(task, Task):
         task.engine = Engine(**cfg.engine)
         convert_net(task.net, task.engine.number_format)
+        lay_out(task.net, plan.channels_last, plan.accelerator)
         if task.engine.activation_checkpointing:
             recompute_blocks(task.net)
     else:
         check_foreign(Engine(**cfg.engine), task, cfg.model._target_)
+        if plan.channels_last is True:
+            raise ConfigError(
+                f"`hardware.channels_last` is true, but {cfg.model._target_} is a plain LightningModule, which lays "
+                "out its networks itself: self.to(memory_format=torch.channels_last). Use hardware.channels_last=auto."
+            )
     if isinstance(task, Task) and isinstance(data, DataModule):
         check_fit(task, data)
     if isinstance(task, Task):

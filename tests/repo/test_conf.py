@@ -42,6 +42,7 @@ GOLDEN = [
     "engine.precision",
     "engine.steps_per_execution",
     "hardware.accelerator",
+    "hardware.channels_last",
     "hardware.devices",
     "hardware.num_threads",
     "hardware.strategy",

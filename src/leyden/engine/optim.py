@@ -85,3 +85,19 @@ class Muon(torch.optim.Optimizer):
 def build_optimizer(factory: Callable[..., torch.optim.Optimizer], module: torch.nn.Module) -> torch.optim.Optimizer:
     """An optimiser over the trainable parameters of a module, which it knows by name."""
     return factory([(name, p) for name, p in module.named_parameters() if p.requires_grad])
+
+
+def take_up(optimizer: torch.optim.Optimizer, settings: Sequence[dict[str, Any]] | None) -> None:
+    """Fits an optimiser, whose state may be a checkpoint's, to the run.
+
+    Args:
+        optimizer: its state gets the memory layout of its parameters. A checkpoint brings the layout it was written
+            with, and fused optimisers go through the memory of both side by side without a look at it (torch 2.14).
+        settings: of each parameter group (rate, weight decay, ...), where those of the checkpoint do not count.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+    for group, new in zip(optimizer.param_groups, settings or [{}] * len(optimizer.param_groups), strict=True):
+        group.update(new)

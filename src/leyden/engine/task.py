@@ -21,7 +21,7 @@ from leyden.engine.direct import choose_calls
 from leyden.engine.ema import WeightAverage, take_raw
 from leyden.engine.epoch_state import MeanLoss, Seen, load_epoch, save_epoch
 from leyden.engine.non_finite import ADVICE, FiniteGuard
-from leyden.engine.optim import build_optimizer
+from leyden.engine.optim import build_optimizer, take_up
 from leyden.engine.precision import unscale_gradient
 from leyden.engine.rehearsal import compile_first
 from leyden.engine.rng import seed_step
@@ -275,9 +275,7 @@ class Task(LightningModule):
         assert isinstance(optimizer, LightningOptimizer)
         copies = self.engine.uses_cuda_graphs and self.engine.cuts_steps and self.device.type == "cuda"
         self._calls = choose_calls(self, self.trainer, optimizer, copies)
-        if self.new_optim_settings:  # a checkpoint brings its own rate, weight decay, ... with the optimiser's state
-            for group, settings in zip(optimizer.param_groups, self._optim_settings, strict=True):
-                group.update(settings)
+        take_up(optimizer.optimizer, self._optim_settings if self.new_optim_settings else None)
         # Left over from the sanity check, which must not count.
         self.losses_of("val").reset()
         self.metrics_of("val").reset()

@@ -22,6 +22,7 @@ class HardwarePlan:
     devices: int | list[int]
     strategy: str
     num_threads: int | Literal["auto"] | None
+    channels_last: bool | Literal["auto"]
     reason: str
 
     @property
@@ -39,6 +40,7 @@ def plan_hardware(
     devices: Literal["auto"] | Positive | Sequence[Annotated[int, Ge(0)]],
     strategy: Literal["auto", "ddp"],
     num_threads: Positive | Literal["auto"] | None,
+    channels_last: bool | Literal["auto"],
     hardware: Hardware | None = None,
 ) -> HardwarePlan:
     """Chooses devices for a run.
@@ -49,6 +51,8 @@ def plan_hardware(
         strategy: "auto" is one process; "ddp" is data parallel, one process per device.
         num_threads: CPU threads of an operator; null leaves torch's default, "auto" measures on the CPU whether one
             thread or torch's default takes a step in less time.
+        channels_last: whether convolutions keep the channels innermost in memory; "auto" does so for networks that
+            have 2-D convolutions, except on Apple's GPU.
         hardware: what there is; probed when not given.
 
     Raises:
@@ -78,6 +82,7 @@ def plan_hardware(
         devices=chosen,
         strategy=strategy,
         num_threads=num_threads,
+        channels_last=channels_last,
         reason=_explain(asked, accelerator, chosen, strategy, num_threads, hardware),
     )
 

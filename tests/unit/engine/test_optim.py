@@ -1,4 +1,4 @@
-"""Muon: torch's two optimisers as one, in steps, schedules and checkpoints."""
+"""Optimisers of our own, and what an optimiser takes from a checkpoint."""
 
 import copy
 import io
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leyden.engine.optim import Muon, build_optimizer
+from leyden.engine.optim import Muon, build_optimizer, take_up
 
 
 def build_net() -> nn.Module:
@@ -177,3 +177,44 @@ def test_built_optimiser_knows_trainable_parameters_by_name() -> None:
     optimizer = build_optimizer(lambda params: torch.optim.SGD(params, lr=0.1), net)
     (group,) = optimizer.param_groups
     assert group["param_names"] == ["embed.weight", "body.weight", "body.bias", "head.weight", "head.bias"]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_state_from_a_file_takes_the_layout_of_its_weights(fused: bool) -> None:
+    """A fused optimiser would pair the wrong elements; the expected weights are those of a run in one layout."""
+    gradients = torch.randn(2, 6, 4, 3, 3, generator=torch.Generator().manual_seed(1))
+
+    def step(weight: nn.Parameter, optimizer: torch.optim.Optimizer, gradient: Tensor) -> None:
+        weight.grad = gradient.clone(memory_format=torch.preserve_format)
+        optimizer.step()
+
+    def start(layout: torch.memory_format) -> tuple[nn.Parameter, torch.optim.Optimizer]:
+        weight = torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(0)).contiguous(memory_format=layout)
+        parameter = nn.Parameter(weight)
+        return parameter, torch.optim.AdamW([parameter], lr=0.1, fused=fused)
+
+    straight, optimizer = start(torch.contiguous_format)
+    step(straight, optimizer, gradients[0])
+    file = io.BytesIO()
+    torch.save({"weight": straight.detach(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    step(straight, optimizer, gradients[1])
+
+    resumed, other = start(torch.channels_last)
+    resumed.data.copy_(saved["weight"])
+    other.load_state_dict(saved["optimizer"])
+    take_up(other, None)
+    step(resumed, other, gradients[1].contiguous(memory_format=torch.channels_last))
+    assert resumed.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(resumed, straight)
+
+
+def test_settings_of_the_run_replace_those_of_a_file() -> None:
+    net = build_net()
+    optimizer = torch.optim.SGD([{"params": [parameter]} for parameter in net.parameters()], lr=0.5)
+    rates = [0.1 * index for index in range(len(optimizer.param_groups))]
+    take_up(optimizer, None)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.5}
+    take_up(optimizer, [{"lr": rate} for rate in rates])
+    assert [group["lr"] for group in optimizer.param_groups] == rates

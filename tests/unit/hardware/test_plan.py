@@ -18,6 +18,7 @@ FOUR_GPUS = Hardware(gpus=("A100", "A100", "T4", "T4"), mps=False, cpu="Xeon", n
 
 def plan(hardware: Hardware, **changes: Any) -> HardwarePlan:
     settings: dict[str, Any] = {"accelerator": "auto", "devices": "auto", "strategy": "auto", "num_threads": None}
+    settings["channels_last"] = "auto"
     return plan_hardware(**(settings | changes), hardware=hardware)
 
 
@@ -157,7 +158,7 @@ def test_what_is_not_there_is_an_error(hardware: Hardware, changes: dict[str, An
 def test_this_machine_is_probed_when_no_hardware_is_given() -> None:
     import os
 
-    found = plan_hardware("cpu", "auto", "auto", None)
+    found = plan_hardware("cpu", "auto", "auto", None, "auto")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert probe_hardware().num_cores == cores
     assert f"({cores} cores)" in found.reason
