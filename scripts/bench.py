@@ -73,7 +73,9 @@ def main(
     works: Annotated[
         list[str] | None, typer.Argument(metavar="[WORK]...", help=f"Of {', '.join(WORKS)}; none names all.")
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs that count in each process, after one of warm-up.")] = 2,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs that count in each process, after one of warm-up; 2, nlp 10.")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; every contender has its turn in each.")] = 3,
     contenders: Annotated[str | None, typer.Option(help=f"Some of {','.join(TITLES)}; all by default.")] = None,
     limit_batches: Annotated[int | None, typer.Option(min=1, help="Batches of an epoch, for a quick try.")] = None,
@@ -108,9 +110,10 @@ def main(
     unknown = sorted(set(names or ()) - set(TITLES))
     if unknown:
         raise typer.BadParameter(f"--contenders {', '.join(unknown)}: choose from {', '.join(TITLES)}.")
-    options = Options(epochs, repeats, names, limit_batches, keras_python, tuple(override or ()), data_dir)
     try:
         for work in chosen:
+            number = epochs or WORKS[work].epochs
+            options = Options(number, repeats, names, limit_batches, keras_python, tuple(override or ()), data_dir)
             if profile:
                 if work != "startup":
                     from benchmarks.profiling import profile as run_profile

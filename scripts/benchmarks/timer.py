@@ -33,8 +33,8 @@ class EpochTimer(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.clock.resume()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Checkpoints of the last epoch are written by now: they belong to `on_train_epoch_end`.
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The last checkpoint is written by now: Leyden waits for it in `on_train_end`.
         self.clock.finish()
         loader: Any = trainer.train_dataloader
         per_item = getattr(loader, "batches_per_item", None)

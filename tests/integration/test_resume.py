@@ -167,7 +167,8 @@ def truncate(path: Path) -> None:
 @pytest.mark.parametrize("harm", [damage, truncate])
 def test_damaged_checkpoint_is_replaced_by_the_one_before(train: Callable, harm: Callable[[Path], None]) -> None:
     straight = train("experiment=regression_diabetes", *CONSTANT, "trainer.max_epochs=4")
-    folder = train("experiment=regression_diabetes", *CONSTANT, "trainer.max_epochs=3").folder
+    each = "callbacks.checkpoint.min_interval_s=0"
+    folder = train("experiment=regression_diabetes", *CONSTANT, "trainer.max_epochs=3", each).folder
     harm(folder / "checkpoints" / "last.ckpt")
     resumed = train(f"resume={folder}", "trainer.max_epochs=4")
     assert resumed.exit_code == 0, resumed.output

@@ -19,6 +19,7 @@ GOLDEN = [
     "callbacks.checkpoint.every_n_minutes",
     "callbacks.checkpoint.every_n_steps",
     "callbacks.checkpoint.keep",
+    "callbacks.checkpoint.min_interval_s",
     "callbacks.checkpoint.mode",
     "callbacks.checkpoint.monitor",
     "callbacks.early_stopping",

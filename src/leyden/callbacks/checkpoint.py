@@ -21,7 +21,8 @@ class Checkpoint(LightningCheckpoint):
     """Keeps the best and the last states under fixed names that need no quoting on a command line.
 
     The state is saved at the end of every epoch, and within it after `every_n_steps` steps, after `every_n_minutes`
-    minutes, and when the run is told to stop. A checkpoint holds tensors and plain values only, so that it loads with
+    minutes, and when the run is told to stop. Epochs shorter than `min_interval_s` share a write, so that a run does
+    not write more than it trains; a better state waits in memory for it. A checkpoint holds tensors and plain values only, so that it loads with
     `weights_only=True`, and under the key "leyden" the resolved config and the metrics at that moment.
 
     Args:
@@ -29,6 +30,8 @@ class Checkpoint(LightningCheckpoint):
         mode: "min" or "max".
         every_n_steps: optimiser steps between two states within an epoch; null saves at its end only.
         every_n_minutes: minutes after which the state is saved within an epoch; null for no such limit.
+        min_interval_s: seconds from one state written at the end of an epoch to the next; 0 writes every one. The last
+            epoch's is always written.
         keep: last states to keep, `last.ckpt`, `last-1.ckpt`, ...; a damaged one is then replaced by the one before.
     """
 
@@ -38,19 +41,24 @@ class Checkpoint(LightningCheckpoint):
         mode: Literal["min", "max"],
         every_n_steps: Annotated[int, Ge(1)] | None = None,
         every_n_minutes: Annotated[float, Gt(0)] | None = None,
+        min_interval_s: Annotated[float, Ge(0)] = 10.0,
         keep: Annotated[int, Ge(1)] = 2,
     ) -> None:
         self.monitor = monitor
         self.mode = mode
         self.every_n_steps = every_n_steps
         self.every_n_minutes = every_n_minutes
+        self.min_interval_s = min_interval_s
         self.keep = keep
+        # Whether the run is about to stop, so that the end of an epoch must not go without a state
+        self.hurries = False
         self.config: dict[str, Any] = {}
         self.folder = Path()
         self.best_score: float | None = None
         self.saved_step = -1
         self._saved_at = time.monotonic()
         self._is_due = False
+        self._has_written = False
         self._has_validated = False
         self._validation_pending = False
 
@@ -118,9 +126,11 @@ class Checkpoint(LightningCheckpoint):
             wait()  # what could not be written must not look like a good end
 
     def _save_better(self, trainer: Trainer, always: bool = False) -> None:
+        recent = self._has_written and time.monotonic() - self._saved_at < self.min_interval_s
+        rests = trainer.strategy.broadcast(recent and not self._is_due and not self.hurries)
         if self._notes_better(trainer):
-            self.save(trainer, as_best=True)
-        elif always or self._is_due:
+            self.save(trainer, as_best=True, hold=rests)
+        elif self._is_due or (always and not rests):
             self.save(trainer)
 
     def _notes_better(self, trainer: Trainer) -> bool:
@@ -149,21 +159,26 @@ class Checkpoint(LightningCheckpoint):
 
     # ---- saving --------------------------------------------------------------------------------------------
 
-    def save(self, trainer: Trainer, as_best: bool = False, validation_pending: bool = False) -> None:
+    def save(
+        self, trainer: Trainer, as_best: bool = False, validation_pending: bool = False, hold: bool = False
+    ) -> None:
         """Saves the state as last.ckpt, and with `as_best` as best.ckpt.
 
         Args:
             trainer: of the run.
             as_best: whether this is the best state so far.
             validation_pending: whether the validation that is going on has to be done again after this state.
+            hold: whether the state may wait in memory until the next is written.
         """
         self.saved_step = trainer.global_step
         self._validation_pending = validation_pending
-        options = {"keep": self.keep, "also": self.folder / "best.ckpt" if as_best else None}
+        options = {"keep": self.keep, "also": self.folder / "best.ckpt" if as_best else None, "hold": hold}
         trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False, storage_options=options)
         self._validation_pending = False
-        self._is_due = False
-        self._saved_at = time.monotonic()
+        if not hold:
+            self._is_due = False
+            self._has_written = True
+            self._saved_at = time.monotonic()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         for logger in trainer.loggers:

@@ -71,7 +71,9 @@ class Interruption(Callback):
         self._stop(trainer, save=False)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stop(trainer, save=False)  # the state was saved at the end of the epoch before
+        checkpoint = trainer.checkpoint_callback
+        if not isinstance(checkpoint, Checkpoint) or checkpoint.saved_step == trainer.global_step:
+            self._stop(trainer, save=False)  # else after the next batches
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -86,6 +88,11 @@ class Interruption(Callback):
             self._stop(trainer, save=False)
         elif not trainer.should_stop:  # else training is over once this validation is
             self._stop(trainer, save=True, validation_pending=True)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        checkpoint = trainer.checkpoint_callback  # which comes after this callback
+        if self.received is not None and isinstance(checkpoint, Checkpoint):
+            checkpoint.hurries = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._waits = False

@@ -8,6 +8,7 @@ import shutil
 import zipfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,21 @@ from leyden.errors import DataError, TrainingError
 log = logging.getLogger(__name__)
 
 
+@dataclass
+class Held:
+    """A copied state that waits in memory to be written.
+
+    Attributes:
+        checkpoint: the state, on the host.
+        path: its place.
+        options: those of `write_checkpoint`.
+    """
+
+    checkpoint: dict[str, Any]
+    path: Path
+    options: dict[str, Any]
+
+
 class CheckpointWriter(TorchCheckpointIO):
     """Writes checkpoints in a thread of its own: training waits only while the state is copied to the host.
 
@@ -30,18 +46,38 @@ class CheckpointWriter(TorchCheckpointIO):
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
-        self._pending: Future[None] | None = None
+        self._pending: list[Future[None]] = []
+        self._held: Held | None = None
         # Memory of the last copy, which the next one takes again: new memory costs several times the copying
         self._copies: list[Tensor] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Copies the state and starts to write it; `storage_options` are those of `write_checkpoint`."""
-        self.wait()
+        """Copies the state and starts to write it.
+
+        Args:
+            checkpoint: tensors and plain values.
+            path: its place.
+            storage_options: those of `write_checkpoint`, and `hold`: keep the copy in memory. It is written when all
+                is (`wait`), or before the next state, unless that takes its second place (`also`) from it.
+        """
+        options = dict(storage_options or {})
+        hold = options.pop("hold", False)
+        self._join()
+        held, self._held = self._held, None
+        if held is not None and held.options["also"] != options.get("also"):
+            self._start_writing(held.checkpoint, held.options["also"])
+            self._copies = []
         old, self._copies = iter(self._copies), []
         copied = apply_to_collection(checkpoint, Tensor, lambda tensor: self._copy_to_host(tensor, next(old, None)))
+        if hold:
+            self._held = Held(copied, Path(path), options)
+        else:
+            self._start_writing(copied, Path(path), **options)
+
+    def _start_writing(self, checkpoint: dict[str, Any], path: Path, **options: Any) -> None:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._pending = self._thread.submit(write_checkpoint, copied, Path(path), **(storage_options or {}))
+        self._pending.append(self._thread.submit(write_checkpoint, checkpoint, path, **options))
 
     def _copy_to_host(self, tensor: Tensor, old: Tensor | None) -> Tensor:
         fits = old is not None and (old.shape, old.dtype, old.layout) == (tensor.shape, tensor.dtype, tensor.layout)
@@ -49,15 +85,21 @@ class CheckpointWriter(TorchCheckpointIO):
         self._copies.append(copy)
         return copy
 
+    def _join(self) -> None:
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
+
     def wait(self) -> None:
         """Waits until all is on the disk.
 
         Raises:
             TrainingError: when it could not be written.
         """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        held, self._held = self._held, None
+        if held is not None:
+            self._start_writing(held.checkpoint, held.path, **held.options)
+        self._join()
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """Reads a checkpoint; never executes anything in it."""

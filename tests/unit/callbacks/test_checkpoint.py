@@ -77,18 +77,41 @@ def steps(path: Path) -> int:
     return -int(load(path)["state_dict"]["weight"])
 
 
+@pytest.mark.parametrize(("interval_s", "before_last"), [(0, 3), (1000, 1)])
 @pytest.mark.parametrize(
     ("monitor", "mode", "best"), [("val/score", "max", 2), ("val/score", "min", 3), ("train/score", "max", 2)]
 )
-def test_best_and_last(tmp_path: Path, monitor: str, mode: Any, best: int) -> None:
-    callback = Checkpoint(monitor, mode)
+def test_best_and_last(
+    tmp_path: Path, monitor: str, mode: Any, best: int, interval_s: float, before_last: int
+) -> None:
+    callback = Checkpoint(monitor, mode, min_interval_s=interval_s)
     run(tmp_path, callback, Scripted([0.5, 0.9, 0.1, 0.3]), num_epochs=4)
     folder = tmp_path / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["best.ckpt", "last-1.ckpt", "last.ckpt"]
-    assert steps(folder / "last-1.ckpt") == 3
+    assert steps(folder / "last-1.ckpt") == before_last
     assert steps(folder / "best.ckpt") == best
     assert steps(folder / "last.ckpt") == 4
     assert callback.path_to_test == folder / "best.ckpt"
+
+
+def test_short_epochs_share_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs of 4 s by the clock, of which each second one is the best so far: written at 4, 16 (4 + 12), 24 s."""
+    written = []
+
+    class Timed(Scripted):
+        def on_train_epoch_end(self) -> None:
+            clock[0] += 4.0
+
+    def note(checkpoint: dict[str, Any], path: Path, keep: int = 1, also: Path | None = None) -> None:
+        written.append((-int(checkpoint["state_dict"]["weight"]), path.name, also and also.name))
+
+    clock = [0.0]
+    monkeypatch.setattr("leyden.callbacks.checkpoint.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("leyden.engine.checkpoint.write_checkpoint", note)
+    callback = Checkpoint("val/score", "max", min_interval_s=10.0)
+    run(tmp_path, callback, Timed([0.1, 0.2, 0.1, 0.1, 0.4, 0.5]), num_epochs=6)
+    best, last = "best.ckpt", "last.ckpt"
+    assert written == [(1, last, best), (2, best, None), (4, last, None), (6, last, best)]
 
 
 def test_best_may_lie_within_an_epoch(tmp_path: Path) -> None:

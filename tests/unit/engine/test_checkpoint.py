@@ -103,6 +103,27 @@ def test_memory_of_a_copy_is_taken_again_where_it_fits(tmp_path: Path) -> None:
     assert [number_of_flat(kept) for kept in kept_paths(path, 4)] == [1, 3, 2, 1]
 
 
+def test_held_state_is_written_when_it_has_to_be(tmp_path: Path) -> None:
+    writer, last, best = CheckpointWriter(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    held = {"also": best, "hold": True}
+    tensor = torch.full((300, 10), 1.0)
+    checkpoint = {"state_dict": {"w": tensor}, "leyden": {}}
+    writer.save_checkpoint(checkpoint, last, held)
+    assert not list(tmp_path.iterdir())
+    writer.save_checkpoint(checkpoint, last, held)  # takes the place of the one before
+    tensor.fill_(2.0)
+    writer.save_checkpoint(checkpoint, last)  # leaves the second place to the one before
+    tensor.fill_(3.0)
+    writer.save_checkpoint(checkpoint, last, held)
+    tensor.fill_(4.0)
+    assert (number_of(best), number_of(last)) == (1.0, 2.0)
+    writer.wait()
+    assert (number_of(best), number_of(last)) == (3.0, 3.0)
+    writer.save_checkpoint(checkpoint, last, held)
+    writer.teardown()
+    assert (number_of(best), number_of(last)) == (4.0, 4.0)
+
+
 def number_of_flat(path: Path) -> float:
     return float(read_checkpoint(path)["state_dict"]["w"].flatten()[0])
 
