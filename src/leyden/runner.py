@@ -24,6 +24,7 @@ from leyden.engine.precision import check_precision
 from leyden.engine.settings import Engine
 from leyden.engine.task import Task
 from leyden.errors import ConfigError, Interrupted, TrainingError
+from leyden.hardware.allocator import keep_freed_memory
 from leyden.hardware.plan import plan_hardware
 from leyden.hardware.threads import set_threads
 from leyden.runs.folder import RunRecord, command_line, write_json
@@ -72,6 +73,7 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
     if plan.accelerator == "cpu":
         # Lightning lets torch ask NVML whether there is a GPU, and torch's optimisers ask that at every step
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
+        keep_freed_memory()
     # Debugging aid of deterministic algorithms: each new tensor is filled before it is written (torch 2.14)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_threads(plan.num_threads)

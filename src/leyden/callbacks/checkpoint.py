@@ -22,8 +22,9 @@ class Checkpoint(LightningCheckpoint):
 
     The state is saved at the end of every epoch, and within it after `every_n_steps` steps, after `every_n_minutes`
     minutes, and when the run is told to stop. Epochs shorter than `min_interval_s` share a write, so that a run does
-    not write more than it trains; a better state waits in memory for it. A checkpoint holds tensors and plain values only, so that it loads with
-    `weights_only=True`, and under the key "leyden" the resolved config and the metrics at that moment.
+    not write more than it trains; a better state waits in memory for it. A checkpoint holds tensors and plain values
+    only, so that it loads with `weights_only=True`, and under the key "leyden" the resolved config and the metrics at
+    that moment.
 
     Args:
         monitor: metric that decides which state is the best; null keeps the last states only.

@@ -81,9 +81,7 @@ def steps(path: Path) -> int:
 @pytest.mark.parametrize(
     ("monitor", "mode", "best"), [("val/score", "max", 2), ("val/score", "min", 3), ("train/score", "max", 2)]
 )
-def test_best_and_last(
-    tmp_path: Path, monitor: str, mode: Any, best: int, interval_s: float, before_last: int
-) -> None:
+def test_best_and_last(tmp_path: Path, monitor: str, mode: Any, best: int, interval_s: float, before_last: int) -> None:
     callback = Checkpoint(monitor, mode, min_interval_s=interval_s)
     run(tmp_path, callback, Scripted([0.5, 0.9, 0.1, 0.3]), num_epochs=4)
     folder = tmp_path / "checkpoints"
