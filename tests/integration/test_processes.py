@@ -59,7 +59,7 @@ class Running:
     def end(self, timeout_s: float = 60) -> str:
         """Waits for the command, and checks that nothing of it is left."""
         output, _ = self.process.communicate(timeout=timeout_s)
-        gone, left = psutil.wait_procs(self.members, timeout=1)
+        _, left = psutil.wait_procs(self.members, timeout=1)
         assert not left, f"still there: {left}; output: {output}"
         return output
 
@@ -128,17 +128,34 @@ class Faulty(Callback):
 """
 
 
+NOTED = """
+import json, os
+from lightning.pytorch import Callback
+
+class Noted(Callback):
+    def __init__(self, **values):
+        with open(f"rank_{os.environ['RANK']}.json", "w") as file:
+            json.dump(values, file)
+"""
+
+
 def test_text_that_needs_care_reaches_all_processes(workspace: Path) -> None:
     """The values of the command line are read once; `${now:}` has one time for all."""
-    odd = ("+note='a \"b\" $HOME, ü=%d'", "+time='${now:%f}'", "+list=[1,{a: null}]", "~sweep", "trainer.max_epochs=1")
-    command = [*TRAIN, "experiment=regression", *TWO, *odd, "paths.outputs='o ut=1 é'"]
+    (workspace / "noted.py").write_text(NOTED)
+    key = "+callbacks.noted"
+    text = 'a "b" $HOME, ü=%d \\x'
+    odd = (f"{key}._target_=noted.Noted", f"{key}.text='{text}'", f"{key}.time='${{now:%H%M%S%f}}'")
+    odd = (*odd, f"{key}.many=[1,{{a: null}}]", "~logger.tensorboard", "paths.outputs='o ut=1 é'")
+    command = [*TRAIN, "experiment=regression", *TWO, *odd, "trainer.max_epochs=1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "note" in done.stderr and done.returncode == 1:
-        pytest.fail(done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = records(workspace)
     assert folder.is_relative_to(workspace / "o ut=1 é")
     check_hashes(folder)
+    first, second = (json.loads((workspace / f"rank_{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    assert first["text"] == text
+    assert first["many"] == [1, {"a": None}]
 
 
 @pytest.mark.parametrize("told", ["command", "first", "second", "all"])
@@ -215,7 +232,7 @@ def test_torchrun_makes_one_run_folder(workspace: Path) -> None:
     ("arguments", "message"),
     [
         (("hardware=cpu",), "torchrun started 2 processes on this machine, but `hardware.strategy` is auto"),
-        (TWO[:2] + ("hardware.devices=3",), "`hardware.devices` is 3"),
+        ((*TWO[:2], "hardware.devices=3"), "`hardware.devices` is 3"),
         ((*TWO, "-m", "seed=0,1"), "A sweep (-m) cannot be started by torchrun"),
         (("data.batch_sise=3",), "batch_sise"),
     ],
