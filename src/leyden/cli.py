@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 
 if TYPE_CHECKING:
+    from leyden.runs.prove_devices import DeviceProof
     from leyden.runs.prove_order import OrderProof
 
 T = TypeVar("T")
@@ -140,6 +141,48 @@ def order(
     proof = _report_errors(run)
     Console().print(proof.table())
     raise typer.Exit(0 if proof.all_exact else 1)
+
+
+@prove.command(
+    context_settings=EXPERIMENT,
+    help="Prove that an experiment gives the same result for any number of processes and any way to share the work.\n\n"
+    "Trains some steps in one process and in the other ways (processes on this machine's CPU), and compares losses, "
+    "weights, metrics and the order of samples; exit 0 only if all agree within 1e-5. In float64, where nothing but a "
+    "true difference grows so large (engine.precision=32 takes another); without augmentation and dropout, which each "
+    "process draws. Also prints what each process holds and sends.\n\n"
+    "Example: leyden prove devices experiment=vision --strategies ddp_cpu --devices 1,2,3",
+)
+def devices(
+    context: typer.Context,
+    strategies: Annotated[
+        str, typer.Option(help="Of ddp_cpu, fsdp_cpu, tensor_parallel_cpu, with commas.")
+    ] = "ddp_cpu",
+    devices: Annotated[str, typer.Option(help="Numbers of processes, e.g. 1,2,3.")] = "1,2",
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each run.")] = 20,
+    folder: Annotated[Path | None, typer.Option(help="Keep the runs here; default: a temporary folder.")] = None,
+) -> None:
+    """Prints a table of all ways."""
+    from tempfile import TemporaryDirectory
+
+    from rich.console import Console
+
+    def run(place: Path) -> DeviceProof:
+        from leyden.entry import compose_config
+        from leyden.runs.prove_devices import prove_devices
+        from leyden.runs.prove_order import parse_ranks
+
+        names = [name.strip() for name in strategies.split(",") if name.strip()]
+        return prove_devices(
+            context.args, compose_config(context.args), names, parse_ranks(devices, "--devices"), steps, place
+        )
+
+    with TemporaryDirectory(prefix="leyden-prove-") as temporary:
+        if folder is not None and folder.exists() and any(folder.iterdir()):
+            raise typer.BadParameter(f"{folder} is not empty.", param_hint="--folder")
+        place = (folder or Path(temporary)).absolute()
+        proof = _report_errors(lambda: run(place))
+    Console().print(proof.table())
+    raise typer.Exit(0 if proof.all_equal else 1)
 
 
 def _report_errors(action: Callable[[], T]) -> T:

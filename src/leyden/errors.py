@@ -24,6 +24,19 @@ class TrainingError(RuntimeError):
     """A run went wrong in a way that its numbers would not show (no steps, values that are not finite)."""
 
 
+class ProcessError(RuntimeError):
+    """One of the processes of a run failed or was killed.
+
+    Args:
+        message: which, and what is known of the reason.
+        is_reported: whether the first process has said the same already.
+    """
+
+    def __init__(self, message: str, is_reported: bool = False) -> None:
+        super().__init__(message)
+        self.is_reported = is_reported
+
+
 class Interrupted(BaseException):
     """The run was told to stop by a signal; not an error of the run, so nothing that handles errors handles it.
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from hydra.utils import instantiate
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
@@ -31,6 +32,7 @@ from leyden.engine.threads import ThreadChoice
 from leyden.errors import USER_ERRORS, ConfigError
 from leyden.hardware.layout import lay_out
 from leyden.hardware.plan import HardwarePlan
+from leyden.launch.place import find_place
 
 log = logging.getLogger(__name__)
 
@@ -263,6 +265,7 @@ def build_trainer(
     engine = Engine(**cfg.engine)
     # A Leyden task accumulates and clips in its own step; a plain LightningModule leaves that to the trainer.
     step = {} if owns_step else step_arguments(engine)
+    place = find_place()
     trainer: Trainer = instantiate(
         cfg.trainer,
         **plan.trainer_arguments(),
@@ -276,7 +279,8 @@ def build_trainer(
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         enable_progress_bar=any(callback.__class__.__name__ == "Progress" for callback in callbacks),
         use_distributed_sampler=False,
-        plugins=[CheckpointWriter()],
+        plugins=[CheckpointWriter(), *([LightningEnvironment()] if place else [])],
+        num_nodes=place.num_nodes if place else 1,
         _convert_="all",
     )
     return trainer

@@ -26,10 +26,12 @@ ALLOWED: dict[str, set[str]] = {
     "regression": {"errors", "data", "engine"},
     "vision": {"errors", "data", "engine"},
     "nlp": {"errors", "data", "engine"},
-    "wiring": {"errors", "config", "data", "engine", "hardware", "callbacks"},
-    "runner": {"errors", "config", "data", "engine", "hardware", "callbacks", "runs", "wiring"},
+    "wiring": {"errors", "config", "data", "engine", "hardware", "callbacks", "launch"},
+    "launch": {"errors"},
+    "runner": {"errors", "config", "data", "engine", "hardware", "callbacks", "launch", "runs", "wiring"},
+    "worker": {"errors", "launch", "runner", "runs"},
     "advice": {"errors", "config"},
-    "entry": {"errors", "config", "advice", "runner", "runs"},
+    "entry": {"errors", "config", "advice", "launch", "runner", "runs", "worker"},
     "cli": {"errors", "entry", "runs"},
 }
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -98,7 +98,7 @@ def _choose_devices(devices: Any, strategy: str, accelerator: str, available: in
             )
         return available
     if isinstance(devices, int):
-        if devices > available:
+        if devices > available and accelerator != "cpu":  # processes may share a core
             raise HardwareError(
                 f"`hardware.devices` must be between 1 and {available} for {accelerator} on this machine, got "
                 f"{devices}. Use hardware.devices=auto."
