@@ -19,7 +19,7 @@ from torch import nn
 from leyden.callbacks.checkpoint import Checkpoint
 from leyden.callbacks.early_stopping import EarlyStopping
 from leyden.callbacks.loggers import History
-from leyden.config import FACTS, locate, parameters
+from leyden.config import FACTS
 from leyden.data.datamodule import DataModule
 from leyden.engine.checkpoint import CheckpointWriter
 from leyden.engine.compile import compile_net
@@ -33,6 +33,7 @@ from leyden.errors import USER_ERRORS, ConfigError
 from leyden.hardware.layout import lay_out
 from leyden.hardware.plan import HardwarePlan
 from leyden.launch.place import find_place
+from leyden.signatures import locate, parameters
 
 log = logging.getLogger(__name__)
 

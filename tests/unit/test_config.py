@@ -12,8 +12,9 @@ from annotated_types import Ge
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from leyden.config import FACTS, closest, conf_dir, conf_dirs, list_options, locate, parameters, validate
+from leyden.config import FACTS, closest, conf_dir, conf_dirs, list_options, validate
 from leyden.errors import ConfigError
+from leyden.signatures import locate, parameters
 
 
 @functools.cache
@@ -69,7 +70,7 @@ ONE = {
     "unknown key of hardware": (
         {"hardware.gpus": 1},
         "There is no key `hardware.gpus`.",
-        "Allowed: accelerator, devices",
+        "Allowed: accelerator, channels_last, devices",
     ),
     "unknown key of paths": ({"paths.output": "x"}, "Did you mean `paths.outputs`?"),
     "unknown key of a callback": ({"callbacks.checkpoint.every": 1}, "There is no key `callbacks.checkpoint.every`."),
@@ -117,7 +118,7 @@ ONE = {
         {"engine.gradient_clip_norm": 0},
         "`engine.gradient_clip_norm` must be greater than 0, got 0.",
     ),
-    "text for a table": ({"data.reference": 3}, "`data.reference` must be a valid dictionary, got 3."),
+    "text for a table": ({"data.reference": 3}, "`data.reference` must be a mapping, got 3."),
     "no network": ({"model.net": None}, "`model.net` must be", "got None."),
     # rules between keys
     "shares of rows": (

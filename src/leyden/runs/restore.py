@@ -11,7 +11,6 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import nn
 
-from leyden.config import locate
 from leyden.data.batch_transforms import Cutout, GaussianNoise, RandomAffine, RandomCrop, RandomFlip
 from leyden.data.datamodule import DataModule
 from leyden.data.filters import GaussianBlur, Sharpen, SobelEdges
@@ -22,6 +21,7 @@ from leyden.engine.precision import run_in_precision
 from leyden.engine.schedule import Schedule
 from leyden.engine.task import Task
 from leyden.errors import ConfigError, DataError
+from leyden.signatures import locate
 
 
 @dataclass
