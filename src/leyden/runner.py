@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from leyden.callbacks.checkpoint import Checkpoint
 from leyden.callbacks.interruption import Interruption
 from leyden.callbacks.loggers import History, TensorBoard
+from leyden.callbacks.memory_limit import MemoryLimit
 from leyden.config import validate
 from leyden.data.datamodule import DataModule
 from leyden.data.workers import shut_down
@@ -57,13 +58,19 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
     drop_replaced_keys(cfg, overrides)
     validate(cfg)
     log_overrides(cfg, overrides)
-    plan = plan_hardware(**OmegaConf.to_container(cfg.hardware, resolve=True))  # type: ignore[arg-type]
+    settings: dict[str, Any] = OmegaConf.to_container(cfg.hardware, resolve=True)  # type: ignore[assignment]
+    if is_sweep and settings["devices"] == "idle":
+        settings["devices"] = "auto"  # one for each job
+    plan = plan_hardware(**settings)
+    if plan.strategy != settings["strategy"]:  # so that all processes of the run take the same
+        cfg.hardware.devices, cfg.hardware.strategy = plan.devices, plan.strategy
     if is_sweep and plan.strategy != "auto":
         raise ConfigError(
             f"A multirun (-m) with `hardware.strategy` {plan.strategy} would give each process other settings. "
             "Run the jobs one by one, or use one device each (hardware=auto)."
         )
     check_precision(Engine(**cfg.engine).number_format, plan.accelerator)
+    plan.settings.check_deterministic(cfg.engine.deterministic)
     if plan.num_devices > cfg.data.get("batch_size", plan.num_devices):
         raise ConfigError(
             f"`data.batch_size` is {cfg.data.batch_size}, but {plan.num_devices} devices share each batch. "
@@ -77,13 +84,15 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
     # Debugging aid of deterministic algorithms: each new tensor is filled before it is written (torch 2.14)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_threads(plan.num_threads)
+    plan.settings.apply()
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     interruption = Interruption()
+    own_callbacks = [interruption, *MemoryLimit.of(plan.settings.memory_fraction)]
     with interruption.handled():
         stopped = load_stopped(run_dir) if cfg.resume else None
         assembly, found = None, None
         if stopped is not None:  # what is wrong is said before the folder is touched
-            assembly = assemble(cfg, plan, run_dir, [interruption])
+            assembly = assemble(cfg, plan, run_dir, own_callbacks)
             found = fingerprint(assembly)
             check_resumable(stopped, assembly.config, found, cfg.resume_force)
             set_aside(stopped)
@@ -92,7 +101,7 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
         interruption.abort = lambda: record.finish("interrupted", "interrupted twice, so at once")
         record.update(hardware=plan.reason)
         try:
-            assembly = assembly or assemble(cfg, plan, run_dir, [interruption])
+            assembly = assembly or assemble(cfg, plan, run_dir, own_callbacks)
             if isinstance(assembly.data, DataModule):
                 record.update(data=found or fingerprint(assembly), skipped=assembly.data.skipped)
             try:
