@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "hardware": {"errors"},
     "engine": {"errors", "data"},
     "callbacks": {"errors", "config"},
-    "runs": {"errors", "config", "callbacks", "data", "engine", "wiring"},
+    "runs": {"errors", "config", "callbacks", "data", "engine", "hardware", "wiring"},
     "regression": {"errors", "data", "engine"},
     "vision": {"errors", "data", "engine"},
     "nlp": {"errors", "data", "engine"},
