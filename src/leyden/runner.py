@@ -62,7 +62,7 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
     if is_sweep and settings["devices"] == "idle":
         settings["devices"] = "auto"  # one for each job
     plan = plan_hardware(**settings)
-    if plan.strategy != settings["strategy"]:  # so that all processes of the run take the same
+    if plan.num_devices > 1 and isinstance(plan.devices, list):  # so that all processes of the run take the same
         cfg.hardware.devices, cfg.hardware.strategy = plan.devices, plan.strategy
     if is_sweep and plan.strategy != "auto":
         raise ConfigError(

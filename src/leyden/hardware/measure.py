@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
+import psutil
 import torch
 
 from leyden.hardware.nvml import BFLOAT16_CAPABILITY
@@ -56,8 +57,17 @@ class DeviceSpeed:
 
 def synchronise(device: torch.device) -> None:
     """Waits until a device has done all it was told."""
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that nobody has, on a device; of the host for the CPU and Apple's GPU, which share it."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
 
 
 def time_calls(call: Callable[[], object], device: torch.device) -> float:
@@ -83,12 +93,15 @@ def time_calls(call: Callable[[], object], device: torch.device) -> float:
     return median(take(count) / count for _ in range(5))
 
 
-def measure_device(device: torch.device, name: str, announce: Callable[[str], None] = lambda what: None) -> DeviceSpeed:
-    """Measures a device; takes a few seconds.
+def measure_device(
+    device: torch.device, name: str, can_pin_memory: bool, announce: Callable[[str], None] = lambda what: None
+) -> DeviceSpeed:
+    """Measures a device; takes a few seconds, and at most a quarter of the memory that is free on it.
 
     Args:
         device: which.
         name: its maker's.
+        can_pin_memory: whether the host's memory can be pinned.
         announce: told what is measured next.
     """
     matmuls = []
@@ -110,7 +123,7 @@ def measure_device(device: torch.device, name: str, announce: Callable[[str], No
         num_threads=torch.get_num_threads() if is_cpu else None,
         matmuls=matmuls,
         copy_gb_per_s=measure_copy(device),
-        pinned_gb_per_s=measure_transfer(device, pinned=True) if device.type == "cuda" else None,
+        pinned_gb_per_s=measure_transfer(device, pinned=True) if can_pin_memory and not is_cpu else None,
         pageable_gb_per_s=None if is_cpu else measure_transfer(device, pinned=False),
         launch_us=1e6 * launch_s,
         synchronise_us=None if is_cpu else 1e6 * (time_calls(add_and_wait, device) - launch_s),
@@ -128,6 +141,8 @@ def formats_of(device: torch.device) -> list[str]:
 def measure_matmul(device: torch.device, name: str, number_format: str) -> Matmul:
     """Multiplies square matrices in one of `FORMATS`."""
     size = MATMUL_SIZE[device.type]
+    while 3 * 4 * size**2 > free_bytes(device) / 4:
+        size //= 2
     with matmul_precision("high" if number_format == "tf32" else "highest"):
         left, right = (torch.randn(size, size, device=device).to(FORMATS[number_format]) for _ in range(2))
         out = torch.empty_like(left)
@@ -148,13 +163,15 @@ def matmul_precision(precision: str) -> Iterator[None]:
 
 def measure_copy(device: torch.device) -> float:
     """Bandwidth of the device's own memory in GB/s; a copy reads and writes each byte."""
-    source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    length = min(COPY_BYTES[device.type], free_bytes(device) // 8)
+    source = torch.zeros(length, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() / time_calls(lambda: target.copy_(source), device) / 1e9
 
 
 def measure_transfer(device: torch.device, pinned: bool) -> float:
     """Bandwidth from the host's memory to the device's, in GB/s."""
-    source = torch.zeros(2**28, dtype=torch.uint8, pin_memory=pinned)
+    length = min(2**28, free_bytes(device) // 4)
+    source = torch.zeros(length, dtype=torch.uint8, pin_memory=pinned)
     target = torch.empty(source.shape, dtype=source.dtype, device=device)
     return source.numel() / time_calls(lambda: target.copy_(source, non_blocking=pinned), device) / 1e9

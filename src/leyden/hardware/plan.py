@@ -129,7 +129,8 @@ def _choose_devices(devices: Any, strategy: str, accelerator: str, available: in
     wrong = [index for index in indices if index >= available]
     if wrong or not indices or len(set(indices)) < len(indices):
         raise HardwareError(
-            f"`hardware.devices` must be a list of different indices out of {list(range(available))}, got {indices}."
+            f"`hardware.devices` must be a list of different indices out of {list(range(available))}, got {indices}. "
+            "Use hardware.devices=auto."
         )
     return indices
 
@@ -178,7 +179,7 @@ def _explain(
         is_idle = hardware.busy_gpus and set(indices) <= set(hardware.idle_gpus)
         first = "idle" if is_idle else "the first CUDA device found"
         why = "asked for" if asked != "auto" else first
-        use = "hardware=auto uses these too" if hardware.busy_gpus else "hardware=ddp uses all"
+        use = "hardware=auto uses all that are" if hardware.busy_gpus else "hardware=ddp uses all"
         more = f"; {idle} more GPU(s) idle, {use}" if idle and strategy == "auto" else ""
         more += f"; {hardware.busy_gpus}" if hardware.busy_gpus else ""
         if hardware.states and all(hardware.states[index].has_bfloat16 for index in indices):

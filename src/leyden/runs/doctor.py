@@ -17,6 +17,7 @@ from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch
 from leyden.engine.optim import build_optimizer
 from leyden.engine.task import Task
+from leyden.errors import HardwareError
 from leyden.hardware.layout import lay_out
 from leyden.hardware.measure import DeviceSpeed, measure_device, synchronise, time_calls
 from leyden.hardware.plan import plan_hardware
@@ -180,9 +181,16 @@ def _gib(num_bytes: int | None) -> str:
 
 
 def accelerators(hardware: Hardware) -> list[tuple[torch.device, str]]:
-    """The accelerators and their names."""
-    found = [(torch.device("cuda", index), name) for index, name in enumerate(hardware.gpus)]
+    """The accelerators that take work, and their names."""
+    refused = refusals(hardware)
+    names = [(index, name) for index, name in enumerate(hardware.gpus) if index not in refused]
+    found = [(torch.device("cuda", index), name) for index, name in names]
     return found + ([(torch.device("mps"), "Apple GPU")] if hardware.mps else [])
+
+
+def refusals(hardware: Hardware) -> dict[int, str]:
+    """The GPUs that take no work from this process, and why."""
+    return {index: why for index, state in enumerate(hardware.states) if (why := state.refusal) is not None}
 
 
 def diagnose(cfg: DictConfig, announce: Announce = lambda what: None) -> Diagnosis:
@@ -197,9 +205,9 @@ def diagnose(cfg: DictConfig, announce: Announce = lambda what: None) -> Diagnos
     torch.set_num_threads(granted)
     survey = survey_hardware()
     hardware = survey.hardware
-    choice = plan_hardware("auto", "idle", "auto", None, "auto", None, None, None, False, hardware).reason
     cpu, devices = torch.device("cpu"), accelerators(hardware)
-    speeds = [measure_device(device, name, announce) for device, name in [(cpu, hardware.cpu), *devices]]
+    pins = survey.can_pin_memory
+    speeds = [measure_device(device, name, pins, announce) for device, name in [(cpu, hardware.cpu), *devices]]
     data = build_data(cfg)
     assert isinstance(data, DataModule)
     steps = []
@@ -210,7 +218,17 @@ def diagnose(cfg: DictConfig, announce: Announce = lambda what: None) -> Diagnos
     for device, name in devices:
         announce(f"a step on {name}")
         steps.append(measure_step(cfg, data, device, None))
-    return Diagnosis(survey, choice, speeds, cfg.name, steps, load_average, [] if devices else [WITHOUT_GPU])
+    missing = [f"GPU {index} was not measured: {why}." for index, why in refusals(hardware).items()]
+    missing += [] if hardware.gpus or hardware.mps else [WITHOUT_GPU]
+    return Diagnosis(survey, choose(hardware), speeds, cfg.name, steps, load_average, missing)
+
+
+def choose(hardware: Hardware) -> str:
+    """What hardware=auto takes, and why; or why it cannot."""
+    try:
+        return plan_hardware("auto", "idle", "auto", None, "auto", None, None, None, False, hardware).reason
+    except HardwareError as err:
+        return f"refused: {err}"
 
 
 def measure_step(cfg: DictConfig, data: DataModule, device: torch.device, num_threads: int | None) -> StepTime:

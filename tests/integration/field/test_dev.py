@@ -10,6 +10,7 @@ import polars
 import pytest
 import torch
 from field_data import PICTURES, TEXTS, table_rows, text_rows, write_csv, write_pictures
+from omegaconf import DictConfig
 
 from leyden.data.datamodule import DataModule
 from leyden.entry import compose_config
@@ -66,6 +67,17 @@ def test_dev_01_folders_of_other_runs_stay(train: Callable, workspace: Path, mac
     other.mkdir(parents=True)
     assert train("experiment=vision", "hardware=gpu").exit_code == 1
     assert list((workspace / "outputs" / "vision").iterdir()) == [other]
+
+
+def test_dev_01_folder_of_the_users_choice(train: Callable, workspace: Path, machine: Callable) -> None:
+    machine(NO_GPU)
+    (workspace / "mine").mkdir()
+    assert train("experiment=vision", "hardware=gpu", "hydra.run.dir=mine/run").exit_code == 1
+    assert [path.name for path in workspace.iterdir()] == ["mine"]
+    (workspace / "mine" / "run").mkdir()
+    (workspace / "mine" / "run" / "notes.txt").touch()
+    assert train("experiment=vision", "hardware=gpu", "hydra.run.dir=mine/run").exit_code == 1
+    assert (workspace / "mine" / "run" / "notes.txt").is_file()
 
 
 def test_dev_01_job_of_a_sweep_keeps_its_log(train: Callable, machine: Callable) -> None:
@@ -127,7 +139,10 @@ def shared_machine(*used_gib: int, mode: Any = "default") -> Hardware:
 def test_dev_04_busy_card_is_not_taken_silently(
     train: Callable, machine: Callable, monkeypatch: pytest.MonkeyPatch, used_gib: tuple[int, ...], chosen: str
 ) -> None:
-    def stop(*_: object) -> None:
+    taken: list[Any] = []
+
+    def stop(cfg: DictConfig, *_: object) -> None:
+        taken.append((cfg.hardware.devices, cfg.hardware.strategy))
         raise ConfigError("here the run would begin")
 
     machine(shared_machine(*used_gib))
@@ -136,6 +151,20 @@ def test_dev_04_busy_card_is_not_taken_silently(
     assert "here the run would begin" in result.output
     assert chosen in result.output
     assert chosen.removeprefix("Hardware: ") in result.record["hardware"]
+    # Several processes have to take the same cards, whenever they look
+    assert taken == [([1, 2], "ddp") if used_gib == (20, 0, 0) else ("idle", "auto")]
+
+
+def test_dev_04_job_of_a_sweep_takes_one_card(
+    train: Callable, machine: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise ConfigError("here the run would begin")
+
+    machine(shared_machine(20, 0, 0))
+    monkeypatch.setattr("leyden.runner.assemble", stop)
+    result = train("-m", "experiment=vision", "hardware=auto", "seed=0")
+    assert "Hardware: GPU 1 NVIDIA A10G (idle; 1 more GPU(s) idle, hardware=auto uses all that are" in result.output
 
 
 def test_dev_04_exclusive_card(train: Callable, workspace: Path, machine: Callable) -> None:

@@ -46,7 +46,7 @@ def test_device_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "MEASURE_S", 0.01)
     told: list[str] = []
     before = torch.get_float32_matmul_precision()
-    found = measure_device(CPU, "Xeon", told.append)
+    found = measure_device(CPU, "Xeon", False, told.append)
     assert [matmul.number_format for matmul in found.matmuls] == ["float32", "bfloat16"]
     assert found.num_threads == torch.get_num_threads()
     assert found.copy_gb_per_s > 0
@@ -54,6 +54,13 @@ def test_device_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.pinned_gb_per_s, found.pageable_gb_per_s, found.synchronise_us) == (None, None, None)
     assert told
     assert torch.get_float32_matmul_precision() == before
+
+
+def test_small_devices_are_measured_with_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "MEASURE_S", 0.01)
+    # Three matrices of 32 x 32 in float32 are 12,288 bytes, a quarter of 49,152; of 64 x 64 they are four times that
+    monkeypatch.setattr(measure, "free_bytes", lambda device: 49_152)
+    assert measure_matmul(CPU, "Xeon", "float32").size == 32
 
 
 def test_peaks_are_dense() -> None:

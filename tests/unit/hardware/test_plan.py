@@ -149,7 +149,7 @@ BUSY = "GPU 0 is busy (30.0 of 40.0 GiB in use)"
             {"accelerator": "gpu"},
             [1],
             "auto",
-            f"GPU 1 A100 (asked for; 1 more GPU(s) idle, hardware=auto uses these too; {BUSY})",
+            f"GPU 1 A100 (asked for; 1 more GPU(s) idle, hardware=auto uses all that are; {BUSY})",
         ),
         (
             FIRST_BUSY,
@@ -171,7 +171,7 @@ BUSY = "GPU 0 is busy (30.0 of 40.0 GiB in use)"
             {"devices": [0]},
             [0],
             "auto",
-            f"GPU 0 A100 (the first CUDA device found; 2 more GPU(s) idle, hardware=auto uses these too; {BUSY})",
+            f"GPU 0 A100 (the first CUDA device found; 2 more GPU(s) idle, hardware=auto uses all that are; {BUSY})",
         ),
         (
             with_states(gpu(capability=(8, 0))),
