@@ -48,6 +48,11 @@ def test_experiments_have_no_problem(experiment: str) -> None:
     assert OmegaConf.to_yaml(cfg) == before  # checking changes nothing
 
 
+@pytest.mark.parametrize("hardware", list_options("hardware"))
+def test_options_of_hardware_have_no_problem(hardware: str) -> None:
+    assert validate(composed("experiment=regression", f"hardware={hardware}")) is None  # type: ignore[func-returns-value]
+
+
 # ---- one problem at a time -----------------------------------------------------------------------------------
 
 ONE = {
