@@ -6,22 +6,20 @@ as two operations.
 
 from __future__ import annotations
 
-# Each source lists the same card with and without sparsity, or says that its numbers are with it.
-_HOPPER_SXM = {"float32": 67.0, "tf32": 494.5, "bfloat16": 989.5, "float16": 989.5}
+_HOPPER_SXM = {"float32": 66.9, "tf32": 494.7, "bfloat16": 989.4, "float16": 989.4}
 _AMPERE_A100 = {"float32": 19.5, "tf32": 156.0, "bfloat16": 312.0, "float16": 312.0}
 _VOLTA_SXM2 = {"float32": 15.7, "float16": 125.0}
 
 # Of a multiplication of matrices, in TFLOP/s. Sources, in this order:
-#   https://www.nvidia.com/en-us/data-center/h200/ (989 and 1,979 with sparsity, halved)
-#   https://www.nvidia.com/en-us/data-center/h100/ (SXM the same; PCIe 756 and 1,513, halved)
+#   H100 Tensor Core GPU Architecture, NVIDIA's white paper, for SXM5; H200 has the same chip (dense in the table)
 #   https://www.nvidia.com/en-us/data-center/a100/ (dense in the table)
 #   https://www.nvidia.com/en-us/data-center/l40s/ (dense in the table)
 #   https://www.nvidia.com/en-us/data-center/l4/ (120 and 242 with sparsity, halved)
-#   https://www.nvidia.com/en-us/data-center/v100/ (SXM2), https://www.nvidia.com/en-us/data-center/tesla-t4/
+#   https://www.nvidia.com/en-us/data-center/v100/ (SXM2)
+#   https://www.nvidia.com/en-us/data-center/tesla-t4/
 PEAK_TFLOPS: dict[str, dict[str, float]] = {
     "NVIDIA H200": _HOPPER_SXM,
     "NVIDIA H100 80GB HBM3": _HOPPER_SXM,
-    "NVIDIA H100 PCIe": {"float32": 51.0, "tf32": 378.0, "bfloat16": 756.5, "float16": 756.5},
     "NVIDIA A100-SXM4-40GB": _AMPERE_A100,
     "NVIDIA A100-SXM4-80GB": _AMPERE_A100,
     "NVIDIA A100-PCIE-40GB": _AMPERE_A100,

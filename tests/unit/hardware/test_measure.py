@@ -68,6 +68,6 @@ def test_peaks_are_dense() -> None:
         assert peaks["float16"] < 1000, name  # Hopper's 1,979 is with sparsity
         if "tf32" in peaks:
             assert peaks["tf32"] == pytest.approx(peaks["float16"] / 2, rel=0.02), name
-    assert peak_tflops("NVIDIA H200", "bfloat16") == 989.5
+    assert peak_tflops("NVIDIA H200", "bfloat16") == 989.4
     assert peak_tflops("Tesla T4", "bfloat16") is None
     assert peak_tflops("NVIDIA H200 of another kind", "float32") is None
