@@ -79,6 +79,39 @@ def predict(
         typer.echo(f"{len(frame)} predictions written to {output}")
 
 
+@app.command(
+    help="Show what hardware is here, and measure how fast it is.\n\n"
+    "Multiplications beside the card's peak, copies, launch latency, and the training step of experiment=vision on the "
+    "CPU and each accelerator. Half a minute; the machine should be idle. What is not known is null.\n\n"
+    "Example: leyden doctor --json > machine.json"
+)
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Prints tables or JSON to standard output, and what it measures to standard error."""
+    import json
+
+    from rich.console import Console
+
+    from leyden.entry import compose_config
+    from leyden.runs.doctor import Diagnosis, diagnose
+
+    progress = Console(stderr=True)
+
+    def run() -> Diagnosis:
+        cfg = compose_config(["experiment=vision", "logger=null", "test=false"])
+        if not progress.is_terminal:
+            return diagnose(cfg, lambda what: progress.print(f"Measuring {what} ...", soft_wrap=True))
+        with progress.status("Looking at this machine ...") as status:
+            return diagnose(cfg, lambda what: status.update(f"Measuring {what} ..."))
+
+    diagnosis = _report_errors(run)
+    if as_json:
+        typer.echo(json.dumps(diagnosis.as_dict(), indent=2))
+    else:
+        diagnosis.print(Console())
+
+
 prove = typer.Typer(help="Prove a promise on your own experiment.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(prove, name="prove")
 EXPERIMENT = {"allow_extra_args": True, "ignore_unknown_options": True}

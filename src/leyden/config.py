@@ -58,6 +58,7 @@ WIRED: dict[str, dict[str, str]] = {
         "enable_progress_bar": "callbacks.progress",
         "enable_checkpointing": "callbacks.checkpoint",
         "enable_model_summary": "callbacks",
+        "benchmark": "hardware.cudnn_benchmark",
         "use_distributed_sampler": "data",
         "plugins": "engine",
     },
@@ -349,8 +350,6 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested config as dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
     return flat

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,7 @@ def _task(cfg: DictConfig) -> Any:
         log.error("%s: %s", type(err).__name__, err)
         if is_sweep:  # the other jobs go on; the sweep ends with a non-zero exit
             raise
+        drop_unused_folder(Path(hydra_config.runtime.output_dir), Path(cfg.paths.outputs).absolute())
         raise SystemExit(1) from err
     except ProcessError as err:
         if not err.is_reported:
@@ -121,6 +123,25 @@ def _task(cfg: DictConfig) -> Any:
             err.add_note(JOB_FAILED)
             raise
         raise SystemExit(1) from None
+
+
+def drop_unused_folder(run_dir: Path, outputs: Path) -> None:
+    """Removes the folder that Hydra made for a run that did not begin; what was wrong has been printed.
+
+    Args:
+        run_dir: stays where it holds anything of a run.
+        outputs: the folder of all runs; it and what is in it go too, where they are empty then.
+    """
+    if {path.name for path in run_dir.iterdir()} - {".hydra", "train.log"}:
+        return
+    shutil.rmtree(run_dir, ignore_errors=True)
+    for folder in run_dir.parents:
+        if not folder.is_relative_to(outputs):
+            return
+        try:
+            folder.rmdir()
+        except OSError:  # other runs are in it
+            return
 
 
 def train() -> None:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from leyden.callbacks.checkpoint import Checkpoint
 from leyden.callbacks.interruption import Interruption
 from leyden.callbacks.loggers import History, TensorBoard
+from leyden.callbacks.memory_limit import MemoryLimit
 from leyden.config import validate
 from leyden.data.datamodule import DataModule
 from leyden.data.workers import shut_down
@@ -68,6 +69,8 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str]) -> float | None:
     plan = plan_run(cfg, place)
     if place is None and plan.num_devices == 1:
         return run_here(cfg, run_dir, plan)
+    if isinstance(plan.devices, list):  # so that all processes of the run take the same
+        cfg.hardware.devices, cfg.hardware.strategy = plan.devices, plan.strategy
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     setup: Any = OmegaConf.to_container(HydraConfig.get().job_logging, resolve=True)
     job = Job(config, hash_config(config), str(run_dir.absolute()), command_line(), setup)
@@ -97,6 +100,7 @@ def plan_run(cfg: DictConfig, place: Place | None) -> HardwarePlan:
         settings |= share_place(settings, place)
     plan = plan_hardware(**settings)
     check_precision(Engine(**cfg.engine).number_format, plan.accelerator)
+    plan.settings.check_deterministic(cfg.engine.deterministic)
     count = plan.num_devices if place is None else place.world_size
     if count > cfg.data.get("batch_size", count):
         raise ConfigError(
@@ -120,7 +124,7 @@ def share_place(settings: dict[str, Any], place: Place) -> dict[str, Any]:
         )
     devices = settings["devices"]
     count = len(devices) if isinstance(devices, list) else devices
-    if count not in ("auto", place.local_world_size):
+    if count not in ("auto", "idle", place.local_world_size):
         raise HardwareError(
             f"{started}, but `hardware.devices` is {devices}. Use hardware.devices=auto, or start {count} processes."
         )
@@ -159,13 +163,15 @@ def run_here(cfg: DictConfig, run_dir: Path, plan: HardwarePlan | None = None) -
     # Debugging aid of deterministic algorithms: each new tensor is filled before it is written (torch 2.14)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_threads(plan.num_threads)
+    plan.settings.apply()
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     interruption = Interruption()
+    own_callbacks = [interruption, *MemoryLimit.of(plan.settings.memory_fraction)]
     with interruption.handled():
         stopped = load_stopped(run_dir) if cfg.resume else None
         assembly, found = None, None
         if stopped is not None:  # what is wrong is said before the folder is touched
-            assembly = assemble(cfg, plan, run_dir, [interruption])
+            assembly = assemble(cfg, plan, run_dir, own_callbacks)
             found = fingerprint(assembly)
             check_resumable(stopped, assembly.config, found, cfg.resume_force)
             set_aside(stopped)
@@ -174,7 +180,7 @@ def run_here(cfg: DictConfig, run_dir: Path, plan: HardwarePlan | None = None) -
         interruption.abort = lambda: record.finish("interrupted", "interrupted twice, so at once")
         record.update(hardware=plan.reason)
         try:
-            assembly = assembly or assemble(cfg, plan, run_dir, [interruption])
+            assembly = assembly or assemble(cfg, plan, run_dir, own_callbacks)
             if isinstance(assembly.data, DataModule):
                 record.update(data=found or fingerprint(assembly), skipped=assembly.data.skipped)
             try:

@@ -271,6 +271,7 @@ def build_trainer(
         cfg.trainer,
         **plan.trainer_arguments(),
         precision=trainer_precision(engine.number_format, owns_step),
+        benchmark=plan.settings.cudnn_benchmark,
         **step,
         deterministic=engine.deterministic,
         callbacks=callbacks,

@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "hardware": {"errors"},
     "engine": {"errors", "data"},
     "callbacks": {"errors", "config"},
-    "runs": {"signatures", "errors", "config", "callbacks", "data", "engine", "wiring"},
+    "runs": {"signatures", "errors", "config", "callbacks", "data", "engine", "hardware", "wiring"},
     "regression": {"errors", "data", "engine"},
     "vision": {"errors", "data", "engine"},
     "nlp": {"errors", "data", "engine"},
