@@ -10,13 +10,13 @@ import polars
 import pytest
 import torch
 from field_data import PICTURES, TEXTS, table_rows, text_rows, write_csv, write_pictures
-from omegaconf import DictConfig
 
 from leyden.data.datamodule import DataModule
 from leyden.entry import compose_config
 from leyden.errors import ConfigError
 from leyden.hardware.nvml import Gpu
 from leyden.hardware.probe import Hardware
+from leyden.launch.job import Job
 from leyden.wiring import build_data
 
 NO_GPU = Hardware((), False, "Xeon", 2)
@@ -112,7 +112,7 @@ def test_dev_02_number_as_text_is_neither_a_count_nor_an_index(
     machine(ONE_GPU)
     result = train("experiment=vision", "hardware=gpu", "hardware.devices='0'")
     assert result.exit_code == 1
-    words = "`hardware.devices` must be 'auto' or 'idle' or a valid integer or a valid list, got '0'."
+    words = "`hardware.devices` must be 'auto' or 'idle' or a valid integer or a list, got '0'."
     assert words in result.output
     assert not list(workspace.iterdir())
 
@@ -132,17 +132,13 @@ def shared_machine(*used_gib: int, mode: Any = "default") -> Hardware:
     ("used_gib", "chosen"),
     [
         ((20, 0), "Hardware: GPU 1 NVIDIA A10G (idle; GPU 0 is busy (20.0 of 24.0 GiB in use)"),
-        ((20, 0, 0), "Hardware: GPU 1 NVIDIA A10G, GPU 2 NVIDIA A10G by ddp in 2 processes (idle; GPU 0 is busy"),
         ((20, 21), "Hardware: GPU 0 NVIDIA A10G (the first CUDA device found; GPU 0 is busy (20.0 of 24.0 GiB in use)"),
     ],
 )
 def test_dev_04_busy_card_is_not_taken_silently(
     train: Callable, machine: Callable, monkeypatch: pytest.MonkeyPatch, used_gib: tuple[int, ...], chosen: str
 ) -> None:
-    taken: list[Any] = []
-
-    def stop(cfg: DictConfig, *_: object) -> None:
-        taken.append((cfg.hardware.devices, cfg.hardware.strategy))
+    def stop(*_: object) -> None:
         raise ConfigError("here the run would begin")
 
     machine(shared_machine(*used_gib))
@@ -151,20 +147,23 @@ def test_dev_04_busy_card_is_not_taken_silently(
     assert "here the run would begin" in result.output
     assert chosen in result.output
     assert chosen.removeprefix("Hardware: ") in result.record["hardware"]
-    # Several processes have to take the same cards, whenever they look
-    assert taken == [([1, 2], "ddp") if used_gib == (20, 0, 0) else ("idle", "auto")]
 
 
-def test_dev_04_job_of_a_sweep_takes_one_card(
-    train: Callable, machine: Callable, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sweep", [(), ("-m", "seed=0,1")])
+def test_dev_04_several_idle_cards_are_taken_by_a_process_each(
+    train: Callable, machine: Callable, monkeypatch: pytest.MonkeyPatch, sweep: tuple[str, ...]
 ) -> None:
-    def stop(*_: object) -> None:
-        raise ConfigError("here the run would begin")
+    taken: list[Any] = []
+
+    def stop(job: Job, count: int) -> None:
+        taken.append((job.config["hardware"]["devices"], job.config["hardware"]["strategy"], count))
+        raise ConfigError("here the processes would begin")
 
     machine(shared_machine(20, 0, 0))
-    monkeypatch.setattr("leyden.runner.assemble", stop)
-    result = train("-m", "experiment=vision", "hardware=auto", "seed=0")
-    assert "Hardware: GPU 1 NVIDIA A10G (idle; 1 more GPU(s) idle, hardware=auto uses all that are" in result.output
+    monkeypatch.setattr("leyden.runner.run_processes", stop)
+    result = train(*sweep, "experiment=vision", "hardware=auto")
+    # All processes have to take the same cards, whenever they look
+    assert set(map(str, taken)) == {"([1, 2], 'ddp', 2)"}, result.output
 
 
 def test_dev_04_exclusive_card(train: Callable, workspace: Path, machine: Callable) -> None:
