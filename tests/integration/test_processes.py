@@ -233,12 +233,12 @@ def test_torchrun_makes_one_run_folder(workspace: Path) -> None:
     [
         (("hardware=cpu",), "torchrun started 2 processes on this machine, but `hardware.strategy` is auto"),
         ((*TWO[:2], "hardware.devices=3"), "`hardware.devices` is 3"),
-        ((*TWO, "-m", "seed=0,1"), "A sweep (-m) cannot be started by torchrun"),
+        (("-m", *TWO, "seed=0,1"), "A sweep (-m) cannot be started by torchrun"),
         (("data.batch_sise=3",), "batch_sise"),
     ],
 )
 def test_torchrun_with_what_cannot_be(workspace: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = torchrun("experiment=regression", *arguments)
+    done = torchrun(*arguments, "experiment=regression")
     assert done.returncode != 0
     assert message in done.stdout + done.stderr
 

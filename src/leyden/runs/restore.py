@@ -21,6 +21,7 @@ from leyden.engine.precision import run_in_precision
 from leyden.engine.schedule import Schedule
 from leyden.engine.task import Task
 from leyden.errors import ConfigError, DataError
+from leyden.hardware.layout import lay_out
 from leyden.signatures import locate
 
 
@@ -152,5 +153,6 @@ def restore(checkpoint: Checkpoint) -> tuple[Task, DataModule]:
         raise ConfigError(f"{checkpoint.path} holds a plain Lightning module; only Leyden's tasks are restored.")
     data.load_state_dict(checkpoint.data_state)
     run_in_precision(task.net, str(checkpoint.config["engine"]["precision"]))
+    lay_out(task.net, checkpoint.config["hardware"]["channels_last"], "cpu")
     task.load_state_dict(checkpoint.state_dict)
     return task.eval(), data
