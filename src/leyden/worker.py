@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import logging.config
 import os
@@ -20,7 +21,25 @@ log = logging.getLogger("leyden")
 def main() -> None:
     """Runs the job of a file, as one of the processes that the environment tells of."""
     watch_parent()
-    work(Job.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    code: int | str | None = 0
+    try:
+        work(Job.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    except SystemExit as end:
+        code = end.code
+    leave(code if isinstance(code, int) else 1)
+
+
+def leave(code: int) -> None:
+    """Ends this process after all that has to be done at its end.
+
+    Not by the interpreter's own way: while that takes itself apart, a thread of gloo's that still wants it ends the
+    process by SIGABRT now and then (torch 2.14, Python 3.11), and a run that went well would look lost.
+    """
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def watch_parent() -> None:
@@ -43,6 +62,7 @@ def work(job: Job) -> Any:
     Returns:
         the objective.
     """
+    import torch.distributed as dist
     from omegaconf import OmegaConf
 
     from leyden.runner import run_here
@@ -56,7 +76,9 @@ def work(job: Job) -> Any:
         if found != job.config_hash:
             raise ConfigError(f"Process {rank} has another config ({found}) than the first ({job.config_hash}).")
         log.log(logging.DEBUG if rank == 0 else logging.INFO, "Process %d, config hash %s", rank, found)
-        return run_here(OmegaConf.create(job.config), Path(job.run_dir))
+        objective = run_here(OmegaConf.create(job.config), Path(job.run_dir))
+        dist.destroy_process_group()
+        return objective
     except Interrupted as err:
         raise SystemExit(err.exit_code) from None
     except KeyboardInterrupt:
