@@ -65,21 +65,20 @@ class Running:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+def _nothing_is_left(workspace: Path) -> Iterator[None]:
     yield
-    left = [
-        p for p in psutil.process_iter() if "leyden.worker" in " ".join(_command(p)) and p.ppid() in (1, os.getpid())
-    ]
+    left = [process for process in psutil.process_iter() if _works_in(process, workspace)]
     for process in left:
         process.kill()
     assert not left
 
 
-def _command(process: psutil.Process) -> list[str]:
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    """Whether a process is one of a run that was started in a folder; other tests may run at the same time."""
     try:
-        return process.cmdline()
+        return "leyden.worker" in process.cmdline() and Path(process.cwd()) == folder
     except psutil.Error:
-        return []
+        return False
 
 
 def test_sweep_of_runs_with_two_processes(workspace: Path) -> None:
