@@ -20,10 +20,12 @@ app = typer.Typer(
 )
 
 if TYPE_CHECKING:
+    from leyden.runs.plan_table import MemoryPlan
     from leyden.runs.prove_devices import DeviceProof
     from leyden.runs.prove_order import OrderProof
 
 T = TypeVar("T")
+WIDTH = 120  # of a wide table that goes to a file
 Run = Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")]
 
 
@@ -112,9 +114,52 @@ def doctor(
         diagnosis.print(Console())
 
 
+EXPERIMENT = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@app.command(
+    context_settings=EXPERIMENT,
+    help="Plan the memory of an experiment's training step, before there is a device.\n\n"
+    "Takes the step on tensors that have shapes but no memory, in seconds and without a GPU or the data set, and shows "
+    "its peak for other micro-batches, number formats, recomputed activations and strategies. With a budget: what "
+    "fits, the largest micro-batch, and the override to type.\n\n"
+    "Example: leyden plan experiment=vision_cifar10 data.batch_size=4096 --budget 24GiB",
+)
+def plan(
+    context: typer.Context,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help='Memory of a device (24GiB, 80 GB) or a card ("NVIDIA H200"); default: the GPU here, if any.'
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Prints a table or JSON to standard output, and what it does to a terminal's standard error."""
+    import json
+
+    from rich.console import Console
+
+    progress = Console(stderr=True)
+
+    def run() -> MemoryPlan:
+        with progress.status("Starting ...") as status:  # shows nothing where there is no terminal
+            from leyden.entry import compose_config
+            from leyden.runs.plan_table import plan_memory
+
+            cfg = compose_config([*context.args, "logger=null"])
+            return plan_memory(cfg, context.args, budget, lambda what: status.update(f"Planning: {what} ..."))
+
+    found = _report_errors(run)
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=2))
+    else:
+        console = Console()
+        found.print(console if console.is_terminal else Console(width=WIDTH))
+
+
 prove = typer.Typer(help="Prove a promise on your own experiment.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(prove, name="prove")
-EXPERIMENT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 @prove.command(

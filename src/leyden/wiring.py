@@ -102,8 +102,8 @@ def _drop_foreign_keys(cfg: DictConfig, block_key: str, given: set[str], keep_if
         log.info("%s is now %s; dropped what was set for another: %s", block_key, block._target_, ", ".join(stale))
 
 
-def build_data(cfg: DictConfig) -> LightningDataModule:
-    """Builds the datamodule and loads its splits."""
+def build_data(cfg: DictConfig, only_outline: bool = False) -> LightningDataModule:
+    """Builds the datamodule and loads its splits, or with `only_outline` their shapes where these are known."""
     try:
         data: LightningDataModule = instantiate(cfg.data, _convert_="all")
     except Exception as err:
@@ -113,6 +113,9 @@ def build_data(cfg: DictConfig) -> LightningDataModule:
         raise cause from err
     if isinstance(data, DataModule):
         data.settings = OmegaConf.to_container(cfg.data, resolve=True)  # type: ignore[assignment]
+    if only_outline and isinstance(data, DataModule) and (outline := data.outline()) is not None:
+        data.splits = outline
+        return data
     data.prepare_data()
     data.setup("fit")
     if cfg.test and isinstance(data, DataModule) and data.num_samples("test") == 0:

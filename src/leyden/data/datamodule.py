@@ -135,6 +135,10 @@ class DataModule(LightningDataModule):
         """Reads the data, fits preprocessing on the training split, sets `facts`, returns the splits."""
         raise NotImplementedError
 
+    def outline(self) -> dict[str, Batch] | None:
+        """Splits on the device "meta" with `facts` set, where they are known without reading; otherwise None."""
+        return None
+
     def read_inputs(self, path: Path) -> Inputs:
         """Reads rows to predict for, with the preprocessing that was fitted in training; no target needed.
 

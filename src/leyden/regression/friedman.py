@@ -82,7 +82,19 @@ class FriedmanData(DataModule):
     def load_splits(self) -> dict[str, Batch]:
         splits = map_arrays(self.folder)
         self.is_mapped = True
-        mean, std = moments(splits["train"]["target"])
+        self._state_facts(*moments(splits["train"]["target"]))
+        return splits
+
+    def outline(self) -> dict[str, Batch]:
+        self.is_mapped = True
+        self._state_facts(0.0, 1.0)
+        widths = {"features": NUM_FEATURES, "target": 1}
+        return {
+            split: {name: torch.empty(count, width, device="meta") for name, width in widths.items()}
+            for split, count in self.num_rows.items()
+        }
+
+    def _state_facts(self, mean: float, std: float) -> None:
         self.facts = {
             "num_features": NUM_FEATURES,
             "num_targets": 1,
@@ -90,7 +102,6 @@ class FriedmanData(DataModule):
             "target_mean": [mean],
             "target_std": [std],
         }
-        return splits
 
     def _write_rows(self, folder: Path) -> None:
         log.info("Drawing %s rows into %s.", f"{sum(self.num_rows.values()):,}", self.folder)

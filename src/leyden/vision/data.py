@@ -29,6 +29,7 @@ from leyden.data.loaders import Batch
 from leyden.data.splits import split_problems, split_rows
 from leyden.errors import DataError
 from leyden.vision.images import SUFFIXES, load_images
+from leyden.vision.sets import IMAGE_SETS, image_facts, list_classes, outline_images
 
 log = logging.getLogger(__name__)
 
@@ -78,13 +79,13 @@ class ImageData(DataModule):
             self.mean, self.std = (
                 filtered_statistics(train, self.filters) if self.filters else channel_statistics(train)
             )
-        self.facts = {
-            "num_classes": len(class_names),
-            "class_names": class_names,
-            "in_channels": train.shape[1],
-            "image_size": train.shape[-1],
-        }
+        self.facts = image_facts(train.shape[1], train.shape[-1], class_names)
         return splits
+
+    def _outline(self, counts: dict[str, int], channels: int, size: int, class_names: list[str]) -> dict[str, Batch]:
+        self.facts = image_facts(channels, size, class_names)
+        self.mean, self.std = [0.0] * channels, [1.0] * channels
+        return outline_images(counts, channels, size)
 
     def transform_batch(self, batch: Batch, generator: torch.Generator | None) -> Batch:
         image = batch["image"].float()
@@ -204,6 +205,11 @@ class TorchvisionData(ImageData):
 
     def describe(self) -> str:
         return self.dataset
+
+    def outline(self) -> dict[str, Batch]:
+        known = IMAGE_SETS[self.dataset]
+        counts = {"train": known.num_train - self.val_size, "val": self.val_size, "test": known.num_test}
+        return self._outline(counts, known.in_channels, known.image_size, list(known.class_names))
 
     def source_paths(self) -> list[Path]:
         folder = {"CIFAR10": "cifar-10-batches-py"}.get(self.dataset, self.dataset)
@@ -329,6 +335,10 @@ class ImageFolder(ImageData):
     def config_problems(cls, values: dict[str, Any]) -> list[str]:
         """Rules between keys that their types cannot say; `{key}` stands for the section."""
         return split_problems(values)
+
+    def outline(self) -> dict[str, Batch] | None:
+        count, names = list_classes(Path(self.path))
+        return self._outline({"train": count}, self.in_channels, self.image_size, names) if len(names) > 1 else None
 
     def load_images_and_labels(self) -> tuple[dict[str, Batch], list[str]]:
         files = self._list_files()

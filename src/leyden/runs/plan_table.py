@@ -1,0 +1,160 @@
+"""The memory plan of an experiment for people and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from leyden.engine.memory import StepMemory
+from leyden.hardware.memory import GIB, MIB, Budget
+from leyden.runs.plan import Announce, Planner, Row, Way, build_planner, known_strategies
+from leyden.runs.plan_advice import Advice, advise
+
+PARTS = ("parameters", "gradients", "optimizer_state", "average", "activations", "batch", "resident")
+HEADS = ("weights", "gradients", "optimiser", "average", "activations", "batch", "data")
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What `leyden plan` finds.
+
+    Attributes:
+        experiment: its name.
+        accelerator: kind of device that the step was taken for, "cuda" or "cpu".
+        batch_size: the global one.
+        own: the config's way to take a step.
+        rows: ways that were compared, each on one device.
+        budget: memory of a device, if one was given or found.
+        advice: where there is a budget.
+        notes: what to know of the numbers.
+    """
+
+    experiment: str
+    accelerator: str
+    batch_size: int
+    own: Way
+    rows: list[Row]
+    budget: Budget | None
+    advice: Advice | None
+    notes: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; sizes are in bytes."""
+        budget, advice = self.budget, self.advice
+        return {
+            "experiment": self.experiment,
+            "accelerator": self.accelerator,
+            "batch_size": self.batch_size,
+            "budget": None
+            if budget is None
+            else {"source": budget.source, "total_bytes": budget.total, "usable_bytes": budget.usable},
+            "rows": [
+                {
+                    "micro_batch_size": row.way.micro_batch_size,
+                    "precision": row.way.precision,
+                    "activation_checkpointing": row.way.activation_checkpointing,
+                    "strategy": row.way.strategy,
+                    "num_devices": row.num_devices,
+                    "is_config": row.way == self.own,
+                    "fits": row.fits,
+                    **{f"{part}_bytes": getattr(row.memory, part) for part in PARTS},
+                    "peak_bytes": row.memory.total,
+                }
+                for row in self.rows
+            ],
+            "largest_micro_batch_size": advice.largest_micro_batch_size if advice else None,
+            "overrides": advice.overrides if advice else None,
+            "advice": advice.text if advice else [],
+            "notes": self.notes,
+        }
+
+    def print(self, console: Console) -> None:
+        """A table, and the advice."""
+        console.print(self._table())
+        for line in [*(self.advice.text if self.advice else []), *self.notes]:
+            console.print(line, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+
+    def _table(self) -> Table:
+        in_gib = max(row.memory.total for row in self.rows) >= 10 * GIB
+        unit, size = ("GiB", GIB) if in_gib else ("MiB", MIB)
+        where = "CUDA device" if self.accelerator == "cuda" else "CPU"
+        table = Table(
+            title=f"Peak memory of a step of experiment={self.experiment} on each {where}, in {unit} "
+            f"(global batch {self.batch_size})",
+            title_justify="left",
+            box=box.SIMPLE,
+            padding=0,
+        )
+        shown = [(p, h) for p, h in zip(PARTS, HEADS, strict=True) if any(getattr(r.memory, p) for r in self.rows)]
+        recomputes = len({row.way.activation_checkpointing for row in self.rows}) > 1
+        for head in ["micro-batch", "precision", *(["recompute"] if recomputes else []), "strategy"]:
+            table.add_column(head, justify="right" if head == "micro-batch" else "left", no_wrap=True)
+        for _, head in [*shown, ("total", "peak")]:
+            table.add_column(head, justify="right", no_wrap=True)
+        if self.budget is not None:
+            table.add_column("fits", no_wrap=True)
+        for row in self.rows:
+            way, is_own = row.way, row.way == self.own
+            cells = [f"{'* ' if is_own else ''}{way.micro_batch_size}", way.precision]
+            cells += [("yes" if way.activation_checkpointing else "no")] if recomputes else []
+            cells += ["one" if way.strategy == "auto" else f"{way.strategy} x {row.num_devices}"]
+            cells += [_number(row.memory, part, size) for part, _ in [*shown, ("total", "peak")]]
+            if self.budget is not None:
+                cells.append("[green]yes[/]" if row.fits else "[red]NO[/]")
+            table.add_row(*cells, style="bold" if is_own else "")
+        return table
+
+
+def _number(memory: StepMemory, part: str, size: int) -> str:
+    value = getattr(memory, part) / size
+    return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def plan_memory(
+    cfg: DictConfig, overrides: list[str], budget: str | None, announce: Announce = lambda what: None
+) -> MemoryPlan:
+    """Plans the memory of an experiment's training step; needs no GPU and reads no large data set.
+
+    Args:
+        cfg: the composed config.
+        overrides: the command line's.
+        budget: a size, the name of a card, or None for the GPU of this machine, if there is one.
+        announce: told what is done.
+
+    Raises:
+        ConfigError, DataError, HardwareError: for what is wrong with them, or what cannot be planned.
+    """
+    planner = build_planner(cfg, overrides, budget, announce)
+    advice = advise(planner) if planner.budget else None
+    largest = advice.largest_micro_batch_size if advice else None
+    rows = list(planner.rows([] if largest is None else [largest]))
+    if advice and advice.way and advice.way not in {row.way for row in rows}:
+        rows.append(planner.row(advice.way))
+    return MemoryPlan(
+        experiment=cfg.name,
+        accelerator=planner.accelerator,
+        batch_size=planner.data.batch_size,
+        own=planner.own,
+        rows=rows,
+        budget=planner.budget,
+        advice=advice,
+        notes=_notes(planner, rows),
+    )
+
+
+def _notes(planner: Planner, rows: list[Row]) -> list[str]:
+    notes = ["* is the config's own way. Weights, gradients and optimiser state are exact; the rest of the peak is"]
+    notes[0] += " activations. What kernels take for themselves is not counted."
+    if planner.data.trims:
+        notes.append("Texts are counted at their full length (data.max_length); most batches are shorter.")
+    if planner.engine.compile_mode != "off":
+        notes.append(f"engine.compile={planner.engine.compile_mode} is not counted; fused kernels keep less.")
+    unknown = [s for s in dict.fromkeys(row.way.strategy for row in rows) if s not in known_strategies()]
+    for name in unknown:
+        notes.append(f"{name} is there to compare: hardware.strategy takes {', '.join(known_strategies())}.")
+    return notes
