@@ -181,6 +181,10 @@ def run_here(cfg: DictConfig, run_dir: Path, plan: HardwarePlan | None = None) -
         record.update(hardware=plan.reason)
         try:
             assembly = assembly or assemble(cfg, plan, run_dir, own_callbacks)
+            if plan.accelerator == "cuda":
+                from leyden.runs.plan import warn_of_memory  # tensors without memory take a second to import
+
+                warn_of_memory(assembly)
             if isinstance(assembly.data, DataModule):
                 record.update(data=found or fingerprint(assembly), skipped=assembly.data.skipped)
             try:

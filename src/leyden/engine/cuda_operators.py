@@ -78,6 +78,7 @@ SMALL_FORMATS = (torch.bfloat16, torch.float16)
 class CudaOperators(TorchFunctionMode):
     """Lets operators on CPU tensors keep what they would keep on CUDA.
 
+    - Group normalisation copies what is laid out channels last, and gives the usual layout.
     - Dropout keeps a mask of bytes, not of numbers.
     - Attention with dropout stays one operator that keeps no matrix of weights.
     - With autocast, normalisations, softmax, sums and losses compute in float32.
@@ -105,6 +106,8 @@ class CudaOperators(TorchFunctionMode):
             args, kwargs = bound.args, bound.kwargs
         elif self.autocasts and name in FLOAT32_OPERATORS:
             args, kwargs = tree_map(_widen, (args, kwargs))
+        if name == "group_norm":
+            args = (args[0].contiguous(), *args[1:])
         return func(*args, **kwargs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, cast, get_args, get_type_hints
 
 import torch
@@ -17,7 +18,7 @@ from leyden.data.residency import Room, choose_residency, free_memory, free_on, 
 from leyden.engine.memory import STRATEGIES, StepMemory, share
 from leyden.engine.settings import Engine
 from leyden.engine.task import Task
-from leyden.engine.tracer import PlanError, StepTracer, estimate
+from leyden.engine.tracer import PlanError, StepTracer
 from leyden.errors import ConfigError
 from leyden.hardware.layout import lay_out
 from leyden.hardware.memory import CARD_MEMORY_MIB, MIB, Budget, format_gib, parse_budget
@@ -74,6 +75,30 @@ def resident_bytes(data: DataModule, device: torch.device, free: int) -> int:
     return num_bytes({name: rows for name, rows in data.splits.items() if name != "test"})
 
 
+def find_largest(excess: Callable[[int], int], low: int, high: int) -> int | None:
+    """The largest size from `low` to `high` whose excess over a budget is not above 0; None where there is none.
+
+    `high` is looked at first: a batch that is taken whole needs no room for a gradient to add to, so it may take less
+    than one in parts. Below it, memory grows with the size, nearly as a straight line.
+    """
+    if excess(high) <= 0:
+        return high
+    if low >= high or excess(low) > 0:
+        return None
+    turn = 0
+    while high - low > 1:  # each third guess is for where it is no straight line
+        line = low + (high - low) * -excess(low) // (excess(high) - excess(low))
+        middle = (low + high) // 2 if turn % 3 == 2 else min(max(line, low + 1), high - 1)
+        low, high = (middle, high) if excess(middle) <= 0 else (low, middle)
+        turn += 1
+    return low
+
+
+def smallest_part(task: Task) -> int:
+    """Samples that a step needs at a time: BatchNorm cannot train on one."""
+    return 1 + any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
+
+
 def known_strategies() -> tuple[str, ...]:
     """The values that `hardware.strategy` takes."""
     return get_args(get_type_hints(plan_hardware)["strategy"])
@@ -104,14 +129,18 @@ class Planner:
         self.data, self.task, self.budget, self.announce = data, task, budget, announce
         self.accelerator = "cpu" if cfg.hardware.accelerator == "cpu" else "cuda"
         devices, strategy = cfg.hardware.devices, cfg.hardware.strategy
+        if strategy not in STRATEGIES:
+            raise ConfigError(
+                f"leyden plan does not know how `hardware.strategy` {strategy} shares memory. It knows: "
+                f"{', '.join(STRATEGIES)}. Give one of these, e.g. hardware.strategy=auto for one device."
+            )
         idle = len(hardware.idle_gpus)
         if devices == "idle" and strategy == "auto" and idle > 1 and cfg.hardware.accelerator in ("auto", "gpu"):
             strategy = "ddp"  # as the run would choose
         given = len(devices) if not isinstance(devices, str | int) else devices if isinstance(devices, int) else 1
         self.num_devices = given if given > 1 else idle if idle > 1 else EXAMPLE_DEVICES
         self.has_blocks = hasattr(task.net, "repeated_blocks")
-        # BatchNorm cannot train on one sample
-        self.smallest = 1 + any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
+        self.smallest = smallest_part(task)
         free = self.budget.usable if self.budget else 2**62
         self.resident = resident_bytes(data, torch.device(self.accelerator), free)
         self._tracers: dict[tuple[str, bool], StepTracer] = {}
@@ -162,22 +191,12 @@ class Planner:
         Its own step was measured, and so was the next larger one, which does not fit. None where nothing fits.
         """
         assert self.budget is not None
+        usable = self.budget.usable
 
         def excess(size: int) -> int:
             return self.memory(replace(way, micro_batch_size=size)).total - usable
 
-        usable, low, high = self.budget.usable, self.smallest, self.local_batch(way.strategy)
-        if excess(high) <= 0:
-            return high
-        if low >= high or excess(low) > 0:
-            return None
-        turn = 0
-        while high - low > 1:  # memory is nearly a straight line over the size; each third guess is for where it is not
-            line = low + (high - low) * -excess(low) // (excess(high) - excess(low))
-            middle = (low + high) // 2 if turn % 3 == 2 else min(max(line, low + 1), high - 1)
-            low, high = (middle, high) if excess(middle) <= 0 else (low, middle)
-            turn += 1
-        return low
+        return find_largest(excess, self.smallest, self.local_batch(way.strategy))
 
     def rows(self, extra: Iterable[int] = ()) -> Iterator[Row]:
         """Ways that people compare: smaller micro-batches, other formats and recomputing, other strategies.
@@ -265,25 +284,37 @@ def warn_of_memory(assembly: Assembly) -> None:
     What cannot be planned is trained all the same; the log says why it was not planned.
     """
     task, data, plan = assembly.task, assembly.data, assembly.plan
-    if plan.accelerator != "cuda" or not (isinstance(task, Task) and isinstance(data, DataModule)):
+    is_known = isinstance(task, Task) and isinstance(data, DataModule) and plan.strategy in STRATEGIES
+    if plan.accelerator != "cuda" or not is_known:
         return
+    assert isinstance(task, Task)
+    assert isinstance(data, DataModule)
     device = assembly.trainer.strategy.root_device
     budget = Budget(free_on(device), f"what is free on {device}", context=0)
+    num_devices = assembly.trainer.world_size
+    local = -(-data.batch_size // num_devices)
+    resident = resident_bytes(data, device, budget.total)
+
+    @cache
+    def measure(size: int) -> int:
+        step = tracer.measure(local, size if size < local else None, resident)
+        return share(step, plan.strategy, num_devices).total
+
     try:
-        resident = resident_bytes(data, device, budget.total)
-        step = share(estimate(task, data, "cuda", plan.num_devices, resident), plan.strategy, plan.num_devices)
+        tracer = StepTracer(task, data, "cuda")
+        peak = measure(min(task.engine.micro_batch_size or local, local))
+        if peak <= budget.usable:
+            return
+        largest = find_largest(lambda size: measure(size) - budget.usable, smallest_part(task), local)
     except PlanError as err:
         log.info("%s", err)
         return
-    if step.total <= budget.usable:
-        return
-    micro = task.engine.micro_batch_size or -(-data.batch_size // plan.num_devices)
-    recompute = hasattr(task.net, "repeated_blocks") and not task.engine.activation_checkpointing
-    also = " or engine.activation_checkpointing=true" if recompute else ""
-    advice = f"engine.micro_batch_size={micro // 2}{also}" if micro > 1 else "a smaller network" + also
+    advice = [f"engine.micro_batch_size={largest}"] if largest is not None else []
+    if hasattr(task.net, "repeated_blocks") and not task.engine.activation_checkpointing:
+        advice.append("engine.activation_checkpointing=true")
     log.warning(
         "A training step will take about %s, but %s. Use %s; `leyden plan` with this run's overrides shows more.",
-        format_gib(step.total),
+        format_gib(peak),
         budget.describe(),
-        advice,
+        " or ".join(advice) or "a smaller network",
     )
