@@ -31,6 +31,7 @@ from leyden.runs.folder import RunRecord, command_line, write_json
 from leyden.runs.pictures import draw_curves, write_pictures
 from leyden.runs.results import build_table, compute_baseline, predict_probes
 from leyden.runs.resume import Stopped, check_resumable, find_states, load_stopped, resume_command, set_aside
+from leyden.sharding import all_finite, split_state
 from leyden.wiring import Assembly, assemble, drop_replaced_keys
 
 log = logging.getLogger(__name__)
@@ -64,10 +65,10 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
             "Run the jobs one by one, or use one device each (hardware=auto)."
         )
     check_precision(Engine(**cfg.engine).number_format, plan.accelerator)
-    if plan.num_devices > cfg.data.get("batch_size", plan.num_devices):
+    if plan.data_parallel_size > cfg.data.get("batch_size", plan.data_parallel_size):
         raise ConfigError(
-            f"`data.batch_size` is {cfg.data.batch_size}, but {plan.num_devices} devices share each batch. "
-            f"Use data.batch_size={plan.num_devices} or more, or fewer devices."
+            f"`data.batch_size` is {cfg.data.batch_size}, but {plan.data_parallel_size} devices share each batch. "
+            f"Use data.batch_size={plan.data_parallel_size} or more, or fewer devices."
         )
     log.info("Hardware: %s", plan.reason)
     if plan.accelerator == "cpu":
@@ -166,7 +167,7 @@ def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = No
         )
         results |= {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
     elif callback is not None:
-        task.load_state_dict(read_checkpoint(tested)["state_dict"])
+        task.load_state_dict(split_state(task, read_checkpoint(tested)["state_dict"]))
     if config["objective"]["metric"].startswith("test/"):
         objective = results.get(config["objective"]["metric"])
     report(assembly, results, objective, num_steps, run_dir)
@@ -261,7 +262,7 @@ def check_trained(task: torch.nn.Module, num_steps: int, results: dict[str, floa
             "No optimiser step was taken, so nothing was learned. Look at trainer.max_epochs, trainer.max_steps and "
             "trainer.limit_train_batches."
         )
-    bad = [name for name, p in task.named_parameters() if not torch.isfinite(p).all()]
+    bad = [name for name, p in task.named_parameters() if not all_finite(p)]
     if bad:
         raise TrainingError(f"The weights {bad[0]} are not finite after training. Lower optim.lr or clip the gradient.")
     wrong = [name for name, value in results.items() if not math.isfinite(value)]

@@ -6,11 +6,14 @@ done by `engine/parallel.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-# Attribute of a parameter whose rows lie in another order than in a checkpoint: (groups, processes), see `deal_rows`
+# Attribute of a module, and by `mark_dealt` of its parameters, whose rows lie in another order than in a checkpoint:
+# (groups, processes), see `deal_rows`
 DEALT = "_leyden_dealt"
 
 
@@ -21,7 +24,8 @@ def is_sharded(module: nn.Module) -> bool:
 
 def own_part(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor, in the same memory; the tensor itself where it is not in parts."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(value: Tensor, parameter: Tensor | None = None) -> Tensor:
@@ -34,7 +38,8 @@ def whole(value: Tensor, parameter: Tensor | None = None) -> Tensor:
     if not isinstance(value, DTensor):
         return value
     groups, size = getattr(parameter, DEALT, (1, 1))
-    return deal_rows(value.detach().full_tensor(), size, groups)
+    with torch.no_grad():
+        return deal_rows(value.full_tensor(), size, groups)
 
 
 def whole_of_part(part: Tensor, parameter: Tensor) -> Tensor:
@@ -54,6 +59,20 @@ def split_like(value: Tensor, parameter: Tensor) -> Tensor:
     groups, size = getattr(parameter, DEALT, (1, 1))
     rows = deal_rows(value, groups, size).to(parameter.device)
     return distribute_tensor(rows, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def split_state(module: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A whole state dict cut as a module's parameters are."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    return {n: split_like(v, parameters[n]) if n in parameters else v for n, v in state_dict.items()}
+
+
+def mark_dealt(module: nn.Module) -> None:
+    """Lets the parameters know how their rows were dealt, when a move to another device has replaced them."""
+    for part in module.modules():
+        if hasattr(part, DEALT):
+            for parameter in part.parameters():
+                setattr(parameter, DEALT, getattr(part, DEALT))
 
 
 def deal_rows(tensor: Tensor, groups: int, size: int) -> Tensor:
@@ -84,3 +103,9 @@ def by_kind(tensors: list[Tensor]) -> list[list[Tensor]]:
     for tensor in tensors:
         kinds.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
     return list(kinds.values())
+
+
+def all_finite(tensor: Tensor) -> Tensor:
+    """Whether all values are finite, in all parts. Shape: a scalar, bool."""
+    finite = tensor.detach().isfinite().all()
+    return finite.full_tensor() if isinstance(finite, DTensor) else finite

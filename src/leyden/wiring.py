@@ -23,6 +23,7 @@ from leyden.data.datamodule import DataModule
 from leyden.engine.checkpoint import CheckpointWriter
 from leyden.engine.compile import compile_net
 from leyden.engine.foreign import check_foreign, step_arguments
+from leyden.engine.parallel import check_sharding
 from leyden.engine.precision import convert_net, trainer_precision
 from leyden.engine.recompute import recompute_blocks
 from leyden.engine.settings import Engine
@@ -31,6 +32,7 @@ from leyden.engine.threads import ThreadChoice
 from leyden.errors import USER_ERRORS, ConfigError
 from leyden.hardware.layout import lay_out
 from leyden.hardware.plan import HardwarePlan
+from leyden.hardware.strategies import build_strategy
 
 log = logging.getLogger(__name__)
 
@@ -265,7 +267,8 @@ def build_trainer(
     step = {} if owns_step else step_arguments(engine)
     trainer: Trainer = instantiate(
         cfg.trainer,
-        **plan.trainer_arguments(),
+        **{**plan.trainer_arguments(), "strategy": build_strategy(plan)},
+        **({"inference_mode": False} if plan.is_sharded else {}),  # its tensors cannot be trained on later (torch 2.14)
         precision=trainer_precision(engine.number_format, owns_step),
         **step,
         deterministic=engine.deterministic,
@@ -305,7 +308,14 @@ def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path, callbacks: Sequ
         lay_out(task.net, plan.channels_last, plan.accelerator)
         if task.engine.activation_checkpointing:
             recompute_blocks(task.net)
+        if plan.is_sharded:
+            check_sharding(task.net, task.engine, plan.data_parallel_size, plan.tensor_parallel_size)
     else:
+        if plan.is_sharded:
+            raise ConfigError(
+                f"`hardware.strategy` {plan.strategy} cuts the network of a Leyden task into parts, which "
+                f"{cfg.model._target_} is not. Use hardware=ddp, or a task of leyden.engine.task.Task."
+            )
         check_foreign(Engine(**cfg.engine), task, cfg.model._target_)
         if plan.channels_last is True:
             raise ConfigError(

@@ -47,6 +47,7 @@ GOLDEN = [
     "hardware.devices",
     "hardware.num_threads",
     "hardware.strategy",
+    "hardware.tensor_parallel_size",
     "logger.tensorboard",
     "model.net.dropout",
     "model.net.hidden_dim",

@@ -106,7 +106,10 @@ ONE = {
         {"hardware.accelerator": "tpu"},
         "`hardware.accelerator` must be 'auto', 'cpu', 'gpu' or 'mps', got 'tpu'.",
     ),
-    "strategy": ({"hardware.strategy": "fsdp"}, "`hardware.strategy` must be 'auto' or 'ddp', got 'fsdp'."),
+    "strategy": (
+        {"hardware.strategy": "fsdp3"},
+        "`hardware.strategy` must be 'auto', 'ddp', 'fsdp', 'tensor_parallel' or 'fsdp_tensor_parallel'",
+    ),
     "no devices": (
         {"hardware.devices": 0},
         "`hardware.devices` must be 'auto' or greater than or equal to 1",

@@ -19,6 +19,7 @@ import leyden
 from leyden.data.cache import build_once, content_key
 from leyden.data.loaders import Batch, Batches, BatchLoader, TensorLoader
 from leyden.data.order import derive_seed
+from leyden.data.ranks import data_rank, data_size
 from leyden.data.residency import (
     Kind,
     Residency,
@@ -292,8 +293,8 @@ class DataModule(LightningDataModule):
         """What the trainer, the network and the engine ask of a loader."""
         trainer = self.trainer
         return {
-            "rank": trainer.global_rank if trainer else 0,
-            "world_size": trainer.world_size if trainer else 1,
+            "rank": data_rank(trainer) if trainer else 0,
+            "world_size": data_size(trainer) if trainer else 1,
             "min_last": self.min_last_train if shuffle else 1,
             "trim": self.trim_batch if self.trims else None,
             "batches_per_item": self.batches_per_item if shuffle and grouped else None,
@@ -377,7 +378,7 @@ class DataModule(LightningDataModule):
         """The source of augmentation for a batch of an epoch, by its position alone."""
         if not self.has_augmentation or self.trainer is None:
             return None
-        seed = derive_seed(self.seed, "augment", self.trainer.current_epoch, index, self.trainer.global_rank)
+        seed = derive_seed(self.seed, "augment", self.trainer.current_epoch, index, data_rank(self.trainer))
         return torch.Generator(next(iter(batch.values())).device).manual_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:

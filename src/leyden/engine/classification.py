@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch
+from leyden.engine.parallel import has_rows
 from leyden.engine.schedule import Schedule
 from leyden.engine.task import Task
 from leyden.errors import ConfigError
@@ -118,7 +119,7 @@ class ClassificationTask(Task):
         return outputs, batch["label"]
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        if len(batch["label"]):
+        if has_rows(self, batch):
             loss, logits = self.compute_loss(batch)
             self._update("test", loss, logits, batch)
             self.confusion_matrix.update(logits, batch["label"])

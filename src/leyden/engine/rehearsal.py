@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from leyden.data.datamodule import DataModule
+from leyden.data.ranks import data_size
 from leyden.engine.compile import explain_failure
 from leyden.engine.step import split_step
 
@@ -33,7 +34,7 @@ def rehearse(task: Task, data: DataModule, trainer: Trainer, count: int) -> list
         trainer: of the run.
         count: repetitions; fewer, but at least one, where they would take more than two seconds.
     """
-    length = -(-data.batch_size // trainer.world_size)
+    length = -(-data.batch_size // data_size(trainer))
     # Copies, as batches are: a compiled network tells a view from other tensors
     rows = {name: tensor.clone().to(task.device) for name, tensor in data.first_rows(length).items()}
     batch = data.transform_batch(data.trim_batch(rows), None)

@@ -16,12 +16,14 @@ from torchmetrics import MeanMetric, MetricCollection
 
 from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch, Batches, BatchLoader
-from leyden.engine.calls import plan_calls
+from leyden.data.ranks import data_rank, data_size
+from leyden.engine.calls import count_steps, plan_calls
 from leyden.engine.direct import choose_calls
 from leyden.engine.ema import WeightAverage, take_raw
 from leyden.engine.epoch_state import MeanLoss, Seen, load_epoch, save_epoch
 from leyden.engine.non_finite import ADVICE, FiniteGuard
 from leyden.engine.optim import build_optimizer, take_up
+from leyden.engine.parallel import has_rows, shard, step_by_kind
 from leyden.engine.precision import unscale_gradient
 from leyden.engine.rehearsal import compile_first
 from leyden.engine.rng import seed_step
@@ -88,6 +90,8 @@ class Task(LightningModule):
         # Of the micro-batches of the step that is taken, on the device
         self.losses_of_step: list[Tensor] = []
         self.thread_choice: ThreadChoice | None = None
+        # Whether each forward pass needs all processes, since each holds a part of the weights
+        self.waits_for_all = False
         self._interval_loss = MeanLoss()
         self._num_steps = 1
         self._seen = Seen()
@@ -132,6 +136,9 @@ class Task(LightningModule):
         if stage == "fit" and self.engine.ema_decay is not None and self._average is None:
             self._average = WeightAverage(self.net, self.engine.ema_decay, self.engine.ema_start_step)
 
+    def configure_model(self) -> None:
+        shard(self)
+
     # ---- steps ---------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> Tensor:
@@ -159,7 +166,7 @@ class Task(LightningModule):
         loader = self.trainer.train_dataloader
         if isinstance(loader, BatchLoader):
             return loader.global_lengths(item, batches)
-        return [batch_length(batch) * self.trainer.world_size for batch in batches]
+        return [batch_length(batch) * data_size(self.trainer) for batch in batches]
 
     def _optimise(self, trainer: Trainer, step: int, batches: list[Batch], lengths: list[int]) -> None:
         """One optimiser step: the gradient of the mean loss over all samples of these batches, however cut."""
@@ -171,7 +178,7 @@ class Task(LightningModule):
         self.losses_of_step.clear()
         self.guard.begin()
         accumulate_gradient(
-            list(split_step(batches, lengths, self.engine.micro_batch_size, self._world_size)),
+            list(split_step(batches, lengths, self.engine.micro_batch_size, self._world_size, self.waits_for_all)),
             lambda part: self._part_loss(part, step),
             self._calls.backward,
             self._hold_back,
@@ -220,9 +227,8 @@ class Task(LightningModule):
         return self(batch)
 
     def _evaluate(self, phase: str, batch: Batch) -> None:
-        if len(batch[self.input_key]) == 0:
-            return  # a rank's part of the last batch may be empty
-        self._update(phase, *self.compute_loss(batch), batch)
+        if has_rows(self, batch):  # a rank's part of the last batch may be empty
+            self._update(phase, *self.compute_loss(batch), batch)
 
     def _update(self, phase: str, loss: Tensor, outputs: Tensor, batch: Batch) -> None:
         self.losses_of(phase).update(loss.detach(), weight=len(batch[self.input_key]))
@@ -269,7 +275,7 @@ class Task(LightningModule):
     def on_train_start(self) -> None:
         self._num_steps = self.count_steps()
         # What the trainer works out anew at each question; strategies of several processes can hold back gradients
-        self._world_size, self._rank, self._step_device = self.trainer.world_size, self.global_rank, self.device
+        self._world_size, self._rank, self._step_device = data_size(self.trainer), data_rank(self.trainer), self.device
         self._hold_back = getattr(self.trainer.strategy, "block_backward_sync", nullcontext)
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
@@ -354,6 +360,7 @@ class Task(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         optimizer = build_optimizer(self.optim, self.net)
+        step_by_kind(optimizer)
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
         self._optim_settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
@@ -389,10 +396,4 @@ class Task(LightningModule):
 
     def count_steps(self) -> int:
         """Optimiser steps of the whole run, which the schedule is laid out for."""
-        trainer = self.trainer
-        loader = trainer.train_dataloader
-        batches = loader.num_batches if isinstance(loader, BatchLoader) else int(trainer.num_training_batches)
-        limits = [trainer.max_steps] if trainer.max_steps > 0 else []
-        if trainer.max_epochs is not None and trainer.max_epochs > 0:
-            limits.append(-(-batches // self.engine.accumulate_batches) * trainer.max_epochs)
-        return max(1, min(limits))
+        return count_steps(self)

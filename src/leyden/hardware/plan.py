@@ -13,6 +13,9 @@ from leyden.hardware.probe import Hardware, probe_hardware
 
 Positive = Annotated[int, Ge(1)]
 
+# Strategies whose processes hold parts of the network
+SHARDED = ("fsdp", "tensor_parallel", "fsdp_tensor_parallel")
+
 
 @dataclass(frozen=True)
 class HardwarePlan:
@@ -24,11 +27,22 @@ class HardwarePlan:
     num_threads: int | Literal["auto"] | None
     channels_last: bool | Literal["auto"]
     reason: str
+    tensor_parallel_size: int = 1
 
     @property
     def num_devices(self) -> int:
-        """How many processes share a global batch."""
+        """How many processes there are."""
         return len(self.devices) if isinstance(self.devices, list) else self.devices
+
+    @property
+    def data_parallel_size(self) -> int:
+        """How many parts a global batch is cut into."""
+        return self.num_devices // self.tensor_parallel_size
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether processes hold parts of the network."""
+        return self.strategy in SHARDED
 
     def trainer_arguments(self) -> dict[str, Any]:
         """Arguments for Lightning's Trainer."""
@@ -38,21 +52,25 @@ class HardwarePlan:
 def plan_hardware(
     accelerator: Literal["auto", "cpu", "gpu", "mps"],
     devices: Literal["auto"] | Positive | Sequence[Annotated[int, Ge(0)]],
-    strategy: Literal["auto", "ddp"],
+    strategy: Literal["auto", "ddp", "fsdp", "tensor_parallel", "fsdp_tensor_parallel"],
     num_threads: Positive | Literal["auto"] | None,
     channels_last: bool | Literal["auto"],
+    tensor_parallel_size: Positive | None = None,
     hardware: Hardware | None = None,
 ) -> HardwarePlan:
     """Chooses devices for a run.
 
     Args:
         accelerator: "auto" takes a CUDA GPU, then Apple's GPU, then the CPU.
-        devices: a count, a list of device indices, or "auto": one device, or all GPUs with strategy "ddp".
-        strategy: "auto" is one process; "ddp" is data parallel, one process per device.
+        devices: a count, a list of device indices, or "auto": one device, or all GPUs with any strategy but "auto".
+        strategy: "auto" is one process, all others one process per device. "ddp" is data parallel; "fsdp" too, but each
+            process holds a part of the weights and of the optimiser's state; "tensor_parallel" cuts the layers
+            themselves, and all processes take the same samples; "fsdp_tensor_parallel" is both.
         num_threads: CPU threads of an operator; null leaves torch's default, "auto" measures on the CPU whether one
             thread or torch's default takes a step in less time.
         channels_last: whether convolutions keep the channels innermost in memory; "auto" does so for networks that
-            have 2-D convolutions, except on Apple's GPU.
+            have 2-D convolutions, except on Apple's GPU and where processes hold parts of the network.
+        tensor_parallel_size: processes that share a layer, for "fsdp_tensor_parallel"; null where the strategy says it.
         hardware: what there is; probed when not given.
 
     Raises:
@@ -70,31 +88,78 @@ def plan_hardware(
         )
     chosen = _choose_devices(devices, strategy, accelerator, available)
     count = len(chosen) if isinstance(chosen, list) else chosen
-    if strategy == "ddp" and accelerator == "mps":
-        raise HardwareError("`hardware.strategy` ddp needs several devices; Apple's GPU is one. Use hardware=auto.")
+    if strategy != "auto" and accelerator == "mps":
+        raise HardwareError(
+            f"`hardware.strategy` {strategy} needs several devices; Apple's GPU is one. Use hardware=auto."
+        )
     if strategy == "auto" and count > 1:
         raise HardwareError(
             f"`hardware.devices` asks for {count} devices, but hardware.strategy=auto is one process. "
             "Use hardware=ddp to train on several devices."
         )
+    tensor_parallel_size = _choose_tensor_parallel_size(strategy, count, tensor_parallel_size)
+    if strategy in SHARDED:
+        _check_sharded(strategy, count, num_threads, channels_last)
+        channels_last = False  # torch's fully_shard takes weights in their plain layout only (2.14)
+    reason = _explain(asked, accelerator, chosen, strategy, num_threads, hardware)
+    if strategy == "fsdp_tensor_parallel":
+        reason += f", {count // tensor_parallel_size} x {tensor_parallel_size} (data x tensor parallel)"
     return HardwarePlan(
         accelerator={"gpu": "cuda"}.get(accelerator, accelerator),
         devices=chosen,
         strategy=strategy,
         num_threads=num_threads,
         channels_last=channels_last,
-        reason=_explain(asked, accelerator, chosen, strategy, num_threads, hardware),
+        reason=reason,
+        tensor_parallel_size=tensor_parallel_size,
     )
+
+
+def _choose_tensor_parallel_size(strategy: str, count: int, asked: int | None) -> int:
+    if strategy != "fsdp_tensor_parallel":
+        size = count if strategy == "tensor_parallel" else 1
+        if asked not in (None, size):
+            raise HardwareError(
+                f"`hardware.tensor_parallel_size` is {asked}, but with hardware.strategy={strategy} on {count} "
+                f"device(s) it is {size}. Set it to null, or use hardware=fsdp_tensor_parallel."
+            )
+        return size
+    if asked is None or asked < 2 or count % asked or count == asked:
+        allowed = [size for size in range(2, count) if count % size == 0]
+        raise HardwareError(
+            f"`hardware.tensor_parallel_size` must share the {count} device(s) evenly with at least 2 in each "
+            f"direction, got {'null' if asked is None else asked}. "
+            + (f"Allowed: {allowed}." if allowed else "Use 4 devices or more, or hardware=fsdp.")
+        )
+    return asked
+
+
+def _check_sharded(strategy: str, count: int, num_threads: Any, channels_last: Any) -> None:
+    if count < 2:
+        raise HardwareError(
+            f"`hardware.strategy` {strategy} needs at least 2 devices, but hardware.devices is {count}. "
+            "Use hardware=auto for one device."
+        )
+    if num_threads == "auto":
+        raise HardwareError(
+            f"`hardware.num_threads` is auto, which measures steps of one process; those of "
+            f"hardware.strategy={strategy} need all. Give a number, or null for torch's default."
+        )
+    if channels_last is True:
+        raise HardwareError(
+            f"`hardware.channels_last` is true, which hardware.strategy={strategy} does not have. Use "
+            "hardware.channels_last=auto."
+        )
 
 
 def _choose_devices(devices: Any, strategy: str, accelerator: str, available: int) -> int | list[int]:
     if devices == "auto":
-        if strategy != "ddp":
+        if strategy == "auto":
             return 1
         if available < 2:
             raise HardwareError(
-                f"`hardware.strategy` ddp needs at least 2 devices, but there is {available} {accelerator} here. "
-                "Use hardware=auto for one device."
+                f"`hardware.strategy` {strategy} needs at least 2 devices, but there is {available} {accelerator} "
+                "here. Use hardware=auto for one device."
             )
         return available
     if isinstance(devices, int):

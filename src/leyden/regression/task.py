@@ -18,6 +18,7 @@ from leyden.engine.task import Task
 from leyden.errors import ConfigError
 from leyden.regression.data import TableData
 from leyden.regression.nets import Linear
+from leyden.sharding import whole
 
 
 class RegressionTask(Task):
@@ -109,8 +110,9 @@ class RegressionTask(Task):
         encoder = data.encoder
         scales = torch.tensor(encoder.stds + [1.0] * (len(encoder.feature_names) - len(encoder.stds)))
         offsets = torch.tensor(encoder.means + [0.0] * (len(encoder.feature_names) - len(encoder.means)))
-        weight = self.net.head.weight.detach().cpu()[0] * self.target_std.cpu() / scales
-        bias = self.target_mean.cpu() + self.net.head.bias.detach().cpu() * self.target_std.cpu() - weight @ offsets
+        head = {name: whole(value).detach().cpu() for name, value in self.net.head.named_parameters()}
+        weight = head["weight"][0] * self.target_std.cpu() / scales
+        bias = self.target_mean.cpu() + head["bias"] * self.target_std.cpu() - weight @ offsets
         named = zip(encoder.feature_names, weight.tolist(), strict=True)
         return {**{f"coefficient/{name}": value for name, value in named}, "coefficient/bias": float(bias)}
 

@@ -1,0 +1,208 @@
+"""A task on several processes that hold parts of its network: fully sharded, tensor parallel, or both.
+
+In pseudocode, with a mesh of processes (data parallel, tensor parallel)::
+
+    for module, cut in net.parallel_plan():   cut its weights over the tensor parallel processes
+    for block in net.repeated_blocks, net:    fully_shard over the data parallel processes
+
+Processes that are tensor parallel take the same samples and the same random numbers, and sums over all samples are
+taken over the data parallel processes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.nn.modules.batchnorm import _BatchNorm
+from torchmetrics import Metric
+
+from leyden.data.loaders import Batch
+from leyden.engine.settings import Engine
+from leyden.engine.step import batch_length
+from leyden.errors import ConfigError
+from leyden.nets.plan import Plan
+from leyden.sharding import DEALT, by_kind, deal_rows, is_sharded
+
+if TYPE_CHECKING:
+    from leyden.engine.task import Task
+
+QKV = 3  # queries, keys and values lie one after the other in the rows of a fused Linear
+
+
+def shard(task: Task) -> None:
+    """Cuts the network of a task as the trainer's strategy says, once; other strategies leave it whole."""
+    strategy = task.trainer.strategy
+    if not isinstance(strategy, ModelParallelStrategy) or is_sharded(task.net):
+        return
+    mesh = strategy.device_mesh
+    data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
+    if tensor.size() > 1:
+        _apply_plan(task.net, tensor)
+    if data.size() > 1:
+        _shard_fully(task.net, data)
+    for module in task.modules():
+        if isinstance(module, Metric):
+            module.process_group = data.get_group()
+    task.waits_for_all = data.size() > 1
+
+
+def _apply_plan(net: nn.Module, mesh: DeviceMesh) -> None:
+    styles: dict[str, ParallelStyle] = {}
+    for name, cut in plan_of(net).items():
+        module = net.get_submodule(name)
+        if cut == "dropout":
+            assert isinstance(module, nn.Dropout)
+            own = partial(_drop_own_part, module, mesh.get_local_rank(), mesh.size())
+            module.forward = own  # type: ignore[method-assign]
+            continue
+        if cut == "qkv":
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.copy_(deal_rows(parameter, QKV, mesh.size()))
+            setattr(module, DEALT, (QKV, mesh.size()))
+        styles[name] = RowwiseParallel() if cut == "row" else ColwiseParallel()
+    parallelize_module(net, mesh, styles)
+
+
+def _drop_own_part(dropout: nn.Dropout, rank: int, size: int, features: Tensor) -> Tensor:
+    """Dropout of a process's part of the last axis, with the mask that one process would draw for all of it."""
+    if not dropout.training or dropout.p == 0:
+        return features
+    width = features.shape[-1]
+    every = torch.ones((*features.shape[:-1], width * size), dtype=features.dtype, device=features.device)
+    mask = nn.functional.dropout(every, dropout.p)
+    return features * mask[..., rank * width : (rank + 1) * width]
+
+
+def _shard_fully(net: nn.Module, mesh: DeviceMesh) -> None:
+    blocks = getattr(net, getattr(net, "repeated_blocks", ""), None)
+    for block in blocks.children() if isinstance(blocks, nn.Module) else ():
+        fully_shard(block, mesh=mesh)
+    # Also the root's weights go back to parts after a forward pass: between two steps all that is seen are parts
+    fully_shard(net, mesh=mesh, reshard_after_forward=True)
+
+
+def plan_of(net: nn.Module) -> Plan:
+    """The network's own plan.
+
+    Raises:
+        ConfigError: when it has none.
+    """
+    own: Callable[[], Plan] | None = getattr(net, "parallel_plan", None)
+    plan = own() if callable(own) else {}
+    if not plan:
+        raise ConfigError(
+            f"`hardware.strategy` is tensor parallel, but `model.net` ({_kind(net)}) does not say how it is cut. Give "
+            'the class a method parallel_plan() that names its Linears, e.g. {"first": "column", "second": "row"} '
+            "(docs/parallel.md), or use hardware=fsdp."
+        )
+    return plan
+
+
+def _kind(net: nn.Module) -> str:
+    return f"{type(net).__module__}.{type(net).__name__}"
+
+
+def check_sharding(net: nn.Module, engine: Engine, data_parallel_size: int, tensor_parallel_size: int) -> None:
+    """Checks, before training, that a network and its step can be done by processes that hold parts of it.
+
+    Raises:
+        ConfigError: naming the setting, and what to use instead.
+    """
+    if engine.compile_mode != "off":
+        raise ConfigError(
+            f"`engine.compile` is {engine.compile_mode}, which does not go with a network that is held in parts. Use "
+            "engine.compile=off, or hardware=ddp."
+        )
+    if engine.number_format == "16-mixed":
+        raise ConfigError(
+            "`engine.precision` is 16-mixed, whose loss scale does not go with a network that is held in parts. Use "
+            "engine.precision=bf16-mixed, or hardware=ddp."
+        )
+    if tensor_parallel_size > 1:
+        _check_plan(net, tensor_parallel_size)
+    if data_parallel_size > 1:
+        if engine.micro_batch_size == 1:
+            raise ConfigError(
+                "`engine.micro_batch_size` is 1, but fully sharded processes take equally many micro-batches of a "
+                "step, which batches of uneven size do not have. Use engine.micro_batch_size=2 or more."
+            )
+        norm = next((name for name, module in net.named_modules() if isinstance(module, _BatchNorm)), None)
+        if norm is not None:
+            raise ConfigError(
+                f"`model.net` ({_kind(net)}) has a BatchNorm (`{norm}`), whose running statistics would differ between "
+                "fully sharded processes. Use a network with GroupNorm or LayerNorm, or hardware=ddp."
+            )
+
+
+def _check_plan(net: nn.Module, size: int) -> None:
+    for name, cut in plan_of(net).items():
+        parent, _, _ = name.rpartition(".")
+        module = net.get_submodule(name)
+        if cut == "dropout" or not isinstance(module, nn.Linear):
+            continue
+        if cut == "qkv":
+            count, what = int(net.get_submodule(parent).num_heads), "attention heads"  # type: ignore[arg-type]
+        elif cut == "column":
+            count, what = module.out_features, "outputs"
+        else:
+            count, what = module.in_features, "inputs"
+        if count % size:
+            key = "model.net.num_heads" if cut == "qkv" else "the width under model.net"
+            raise ConfigError(
+                f"`hardware.strategy`: {size} tensor parallel processes cannot share the {count} {what} of `{name}` in "
+                f"`model.net` ({_kind(net)}) evenly. Change {key} to a multiple of {size}, or take fewer devices."
+            )
+
+
+def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
+    """Lets an optimiser that takes many weights in one call not mix those in parts with whole ones.
+
+    `optim.fused` and `optim.foreach` work on a parameter group as a whole, for which tensor parallel has weights of
+    both kinds (torch 2.14). For the time of a step each kind is a group of its own; checkpoints see the groups as they
+    are.
+    """
+    groups = optimizer.param_groups
+    if not any((g.get("fused") or g.get("foreach")) and len(by_kind(g["params"])) > 1 for g in groups):
+        return
+    held: list[list[dict[str, Any]]] = []
+
+    def divide(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        held.append(optimizer.param_groups)
+        optimizer.param_groups = [
+            {**group, "params": kind} for group in optimizer.param_groups for kind in by_kind(group["params"])
+        ]
+
+    def unite(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        optimizer.param_groups = held.pop()
+
+    optimizer.register_step_pre_hook(divide)
+    optimizer.register_step_post_hook(unite)
+
+
+def has_rows(task: Task, batch: Batch) -> bool:
+    """Whether this process's part of a batch of evaluation has samples.
+
+    Where weights are fetched from all processes layer by layer, a part without samples goes through the network too:
+    the others would wait.
+    """
+    if batch_length(batch):
+        return True
+    if task.waits_for_all:
+        task(batch)
+    return False
+
+
+def own_bytes(parameters: Sequence[Tensor]) -> int:
+    """Bytes of parameters that this process holds."""
+    parts = (p.to_local() if isinstance(p, DTensor) else p for p in parameters)
+    return sum(part.numel() * part.element_size() for part in parts)
