@@ -69,7 +69,7 @@ ONE = {
     "unknown key of hardware": (
         {"hardware.gpus": 1},
         "There is no key `hardware.gpus`.",
-        "Allowed: accelerator, devices",
+        "Allowed: accelerator, ",
     ),
     "unknown key of paths": ({"paths.output": "x"}, "Did you mean `paths.outputs`?"),
     "unknown key of a callback": ({"callbacks.checkpoint.every": 1}, "There is no key `callbacks.checkpoint.every`."),

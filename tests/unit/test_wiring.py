@@ -100,7 +100,7 @@ def _deterministic_algorithms() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-PLAN = plan_hardware("cpu", "auto", "auto", None, "auto", Hardware((), False, "Xeon", 2))
+PLAN = plan_hardware("cpu", "auto", "auto", None, "auto", hardware=Hardware((), False, "Xeon", 2))
 
 
 # ---- replaced targets ----------------------------------------------------------------------------------------

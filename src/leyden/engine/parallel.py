@@ -11,7 +11,8 @@ taken over the data parallel processes alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchmetrics import Metric
@@ -30,11 +31,14 @@ from leyden.engine.settings import Engine
 from leyden.engine.step import batch_length
 from leyden.errors import ConfigError
 from leyden.nets.plan import Plan
-from leyden.sharding import DEALT, by_kind, deal_rows, is_sharded
+from leyden.sharding import DEALT, by_kind, deal_rows, is_sharded, own_part
 
 if TYPE_CHECKING:
     from leyden.engine.task import Task
 
+log = logging.getLogger(__name__)
+
+NO_FUSED_PARTS = (torch.optim.SGD, torch.optim.Adagrad)  # torch 2.14
 QKV = 3  # queries, keys and values lie one after the other in the rows of a fused Linear
 
 
@@ -43,6 +47,7 @@ def shard(task: Task) -> None:
     strategy = task.trainer.strategy
     if not isinstance(strategy, ModelParallelStrategy) or is_sharded(task.net):
         return
+    num_bytes = own_bytes(task.net)
     mesh = strategy.device_mesh
     data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
     if tensor.size() > 1:
@@ -53,6 +58,7 @@ def shard(task: Task) -> None:
         if isinstance(module, Metric):
             module.process_group = data.get_group()
     task.waits_for_all = data.size() > 1
+    log.info("Weights: this process holds %s of %s bytes.", f"{own_bytes(task.net):,}", f"{num_bytes:,}")
 
 
 def _apply_plan(net: nn.Module, mesh: DeviceMesh) -> None:
@@ -84,11 +90,20 @@ def _drop_own_part(dropout: nn.Dropout, rank: int, size: int, features: Tensor) 
 
 
 def _shard_fully(net: nn.Module, mesh: DeviceMesh) -> None:
+    cut = partial(_choose_axis, size=mesh.size())
     blocks = getattr(net, getattr(net, "repeated_blocks", ""), None)
     for block in blocks.children() if isinstance(blocks, nn.Module) else ():
-        fully_shard(block, mesh=mesh)
+        fully_shard(block, mesh=mesh, shard_placement_fn=cut)
     # Also the root's weights go back to parts after a forward pass: between two steps all that is seen are parts
-    fully_shard(net, mesh=mesh, reshard_after_forward=True)
+    fully_shard(net, mesh=mesh, reshard_after_forward=True, shard_placement_fn=cut)
+
+
+def _choose_axis(parameter: nn.Parameter, size: int) -> Shard | None:
+    """The axis that `size` processes cut: the first, but another where that is too short, as of embedded positions."""
+    if isinstance(parameter, DTensor) or parameter.shape[0] >= size:
+        return None
+    longest = max(range(parameter.ndim), key=lambda axis: parameter.shape[axis])
+    return Shard(longest) if parameter.shape[longest] % size == 0 else None
 
 
 def plan_of(net: nn.Module) -> Plan:
@@ -170,8 +185,17 @@ def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
     `optim.fused` and `optim.foreach` work on a parameter group as a whole, for which tensor parallel has weights of
     both kinds (torch 2.14). For the time of a step each kind is a group of its own; checkpoints see the groups as they
     are.
+
+    Raises:
+        ConfigError: when the one call is not there for weights in parts.
     """
     groups = optimizer.param_groups
+    in_parts = any(isinstance(p, DTensor) for group in groups for p in group["params"])
+    if in_parts and isinstance(optimizer, NO_FUSED_PARTS) and any(group["fused"] for group in groups):
+        raise ConfigError(
+            f"`optim.fused` is true, which torch's {type(optimizer).__name__} does not have for a network that is held "
+            "in parts. Use optim.fused=false, or optim=adamw."
+        )
     if not any((g.get("fused") or g.get("foreach")) and len(by_kind(g["params"])) > 1 for g in groups):
         return
     held: list[list[dict[str, Any]]] = []
@@ -202,7 +226,6 @@ def has_rows(task: Task, batch: Batch) -> bool:
     return False
 
 
-def own_bytes(parameters: Sequence[Tensor]) -> int:
-    """Bytes of parameters that this process holds."""
-    parts = (p.to_local() if isinstance(p, DTensor) else p for p in parameters)
-    return sum(part.numel() * part.element_size() for part in parts)
+def own_bytes(net: nn.Module) -> int:
+    """Bytes of a network's parameters that this process holds."""
+    return sum(part.numel() * part.element_size() for part in map(own_part, net.parameters()))

@@ -102,7 +102,9 @@ def test_empty_validation_may_be_asked_for() -> None:
 def test_loaders_take_the_trainers_rank() -> None:
     data = set_up()
     data.trainer = SimpleNamespace(
-        global_rank=1, world_size=2, strategy=SimpleNamespace(root_device=torch.device("cpu"))
+        strategy=SimpleNamespace(
+            root_device=torch.device("cpu"), distributed_sampler_kwargs={"num_replicas": 2, "rank": 1}
+        )
     )  # type: ignore[assignment]
     loaders = [data.train_dataloader(), data.val_dataloader()]
     for loader, shuffle in zip(loaders, (True, False), strict=True):
@@ -164,7 +166,10 @@ def test_augmentation_depends_on_seed_step_and_rank_and_happens_in_training_only
         assert isinstance(loader, TensorLoader)
         loader._next_item = step + 1
         data.trainer = SimpleNamespace(  # type: ignore[assignment]
-            training=training, global_rank=rank, train_dataloader=loader, current_epoch=epoch
+            training=training,
+            strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 2, "rank": rank}),
+            train_dataloader=loader,
+            current_epoch=epoch,
         )
         data.seed = seed
         return data.on_after_batch_transfer(batch, 0)["input"].flatten().tolist()

@@ -147,6 +147,40 @@ def test_choice_and_reason(
             {"strategy": "ddp", "devices": 1},
             "`hardware.strategy` ddp needs several devices; Apple's GPU is one. Use hardware=auto.",
         ),
+        (
+            MAC,
+            {"strategy": "fsdp", "devices": 1},
+            "`hardware.strategy` fsdp needs several devices; Apple's GPU is one.",
+        ),
+        (ONE_GPU, {"strategy": "fsdp"}, "`hardware.strategy` fsdp needs at least 2 devices, but there is 1 gpu here."),
+        (
+            FOUR_GPUS,
+            {"strategy": "tensor_parallel", "devices": 1},
+            "`hardware.strategy` tensor_parallel needs at least 2 devices, but hardware.devices is 1.",
+        ),
+        (
+            FOUR_GPUS,
+            {"strategy": "fsdp_tensor_parallel"},
+            "`hardware.tensor_parallel_size` must share the 4 device(s) evenly with at least 2 in each direction, got "
+            "null. Allowed: [2].",
+        ),
+        (
+            FOUR_GPUS,
+            {"strategy": "fsdp_tensor_parallel", "tensor_parallel_size": 3},
+            "at least 2 in each direction, got 3. Allowed: [2].",
+        ),
+        (
+            FOUR_GPUS,
+            {"strategy": "fsdp_tensor_parallel", "tensor_parallel_size": 2, "devices": 2},
+            "Use 4 devices or more, or hardware=fsdp.",
+        ),
+        (
+            FOUR_GPUS,
+            {"strategy": "fsdp", "tensor_parallel_size": 2},
+            "`hardware.tensor_parallel_size` is 2, but with hardware.strategy=fsdp on 4 device(s) it is 1.",
+        ),
+        (FOUR_GPUS, {"strategy": "fsdp", "num_threads": "auto"}, "`hardware.num_threads` is auto, which measures"),
+        (FOUR_GPUS, {"strategy": "fsdp", "channels_last": True}, "`hardware.channels_last` is true, which"),
     ],
 )
 def test_what_is_not_there_is_an_error(hardware: Hardware, changes: dict[str, Any], words: str) -> None:
@@ -166,3 +200,16 @@ def test_this_machine_is_probed_when_no_hardware_is_given() -> None:
 
 def test_description_names_everything() -> None:
     assert BOTH.describe() == "GPU 0 T4, Apple GPU (mps), CPU Xeon (2 cores)"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "asked", "data", "tensor"),
+    [("ddp", None, 4, 1), ("fsdp", None, 4, 1), ("tensor_parallel", None, 1, 4), ("fsdp_tensor_parallel", 2, 2, 2)],
+)
+def test_processes_share_samples_or_layers(strategy: str, asked: int | None, data: int, tensor: int) -> None:
+    found = plan(FOUR_GPUS, strategy=strategy, tensor_parallel_size=asked)
+    assert (found.data_parallel_size, found.tensor_parallel_size) == (data, tensor)
+    if strategy == "fsdp_tensor_parallel":
+        assert found.reason.endswith(
+            "by fsdp_tensor_parallel in 4 processes (the first CUDA device found), 2 x 2 (data x tensor parallel)"
+        )
