@@ -100,7 +100,8 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
             finally:
                 close_loggers(assembly)
                 shut_down()
-                record.update(num_threads=torch.get_num_threads())
+                size = assembly.task.micro_batches.size if isinstance(assembly.task, Task) else None
+                record.update(num_threads=torch.get_num_threads(), micro_batch_size=size)
         except Interrupted as err:
             end_interrupted(record, err, run_dir)
             raise
