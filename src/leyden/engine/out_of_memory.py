@@ -25,6 +25,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+SMALLEST_WITH_BATCH_NORM = 3  # so that one can go to a last micro-batch of one sample
 ADVICE = (
     "Use engine.activation_checkpointing=true, engine.precision=bf16-mixed, a smaller network (model.net), or a device "
     "with more memory (hardware)."
@@ -70,6 +72,7 @@ class MicroBatches:
         self._exchange: Exchange | None = None
         self._has_gradient: list[bool] = []
         self._has_stepped = False
+        self._has_batch_norm = False
         self._has_warned = False
         self._statistics: list[Tensor] = []
         self._statistics_before: list[Tensor] = []
@@ -91,6 +94,7 @@ class MicroBatches:
         """Called before the first step of a fit: takes the size that is known to fit, if there is one."""
         self._exchange = Exchange() if self.adapts and trainer.world_size > 1 else None
         self._has_stepped = False
+        self._has_batch_norm = any(isinstance(module, _BatchNorm) for module in self.task.net.modules())
         self._statistics = [
             buffer
             for module in self.task.net.modules()
@@ -154,7 +158,7 @@ class MicroBatches:
         while True:
             task.losses_of_step.clear()
             task.guard.begin()
-            parts = list(split_step(batches, lengths, self.size, task._world_size))
+            parts = self.split(batches, lengths, task._world_size)
             failure = caught(lambda parts=parts: self._add_up(parts, step))  # type: ignore[misc]
             if self._holds(failure, parts):
                 break
@@ -167,6 +171,10 @@ class MicroBatches:
         if is_cut:
             task._calls = self.choose_calls()
             self.announce(sum(lengths), parts)
+
+    def split(self, batches: Sequence[Batch], lengths: Sequence[int], world_size: int) -> list[Part]:
+        """The micro-batches of a step; with BatchNorm, which cannot train on one sample, none has just one."""
+        return list(split_step(batches, lengths, self.size, world_size, min_last=2 if self._has_batch_norm else 1))
 
     def _add_up(self, parts: Sequence[Part], step: int) -> None:
         task = self.task
@@ -214,7 +222,10 @@ class MicroBatches:
             raise TrainingError(self._explain(f"A micro-batch of {largest} samples", reason, advice + ADVICE))
         if largest == 1:
             raise TrainingError(self._explain("A training step on one sample at a time", reason, ADVICE))
-        self.found = -(-largest // 2)
+        if self._has_batch_norm and largest <= SMALLEST_WITH_BATCH_NORM:
+            what = f"A training step on {largest} samples at a time, with BatchNorm,"
+            raise TrainingError(self._explain(what, reason, f"A network with GroupNorm can take fewer. {ADVICE}"))
+        self.found = max(-(-largest // 2), SMALLEST_WITH_BATCH_NORM if self._has_batch_norm else 1)
         return False
 
     def announce(self, num_samples: int, parts: Sequence[Part]) -> None:
@@ -235,7 +246,7 @@ class MicroBatches:
             where,
             self.found,
         )
-        if self._statistics and not self._has_warned:
+        if self._has_batch_norm and not self._has_warned:
             self._has_warned = True
             log.warning(
                 "%s has BatchNorm, which sees micro-batches and not the whole batch, so the result is another than "

@@ -13,7 +13,7 @@ from torch import Tensor
 from leyden.data.datamodule import DataModule
 from leyden.engine.compile import explain_failure
 from leyden.engine.out_of_memory import caught
-from leyden.engine.step import Part, split_step
+from leyden.engine.step import Part
 
 if TYPE_CHECKING:
     from leyden.engine.task import Task
@@ -50,7 +50,7 @@ def rehearse(task: Task, data: DataModule, trainer: Trainer, count: int) -> list
         with torch.random.fork_rng(devices), torch.enable_grad(), trainer.precision_plugin.train_step_context():
             while True:
                 times.clear()
-                parts = list(split_step([batch], [length], task.micro_batches.size, 1))
+                parts = task.micro_batches.split([batch], [length], 1)
                 failure = caught(lambda parts=parts: _take(task, parts, weights, times, count))  # type: ignore[misc]
                 if task.micro_batches.agrees(failure, parts):
                     break
