@@ -188,7 +188,8 @@ def run_here(cfg: DictConfig, run_dir: Path, plan: HardwarePlan | None = None) -
             finally:
                 close_loggers(assembly)
                 shut_down()
-                record.update(num_threads=torch.get_num_threads())
+                size = assembly.task.micro_batches.size if isinstance(assembly.task, Task) else None
+                record.update(num_threads=torch.get_num_threads(), micro_batch_size=size)
         except Interrupted as err:
             end_interrupted(record, err, run_dir)
             raise

@@ -307,6 +307,7 @@ def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path, callbacks: Sequ
     task = build_task(cfg, facts)
     if isinstance(task, Task):
         task.engine = Engine(**cfg.engine)
+        task.micro_batches.folder = Path(cfg.paths.outputs) / cfg.name / ".micro_batch_sizes"
         convert_net(task.net, task.engine.number_format)
         lay_out(task.net, plan.channels_last, plan.accelerator)
         if task.engine.activation_checkpointing:

@@ -64,6 +64,8 @@ def config(**changes: Any) -> DictConfig:
                 "precision": "32-true",
                 "accumulate_batches": 2,
                 "micro_batch_size": None,
+                "remember_micro_batch_size": True,
+                "inject_out_of_memory_above": None,
                 "steps_per_execution": "auto",
                 "gradient_clip_value": None,
                 "gradient_clip_norm": 1.5,

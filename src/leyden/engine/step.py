@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -40,7 +41,11 @@ class Part:
 
 
 def split_step(
-    batches: Sequence[Batch], global_lengths: Sequence[int], micro_batch_size: int | None, world_size: int
+    batches: Sequence[Batch],
+    global_lengths: Sequence[int],
+    micro_batch_size: int | None,
+    world_size: int,
+    min_last: int = 1,
 ) -> Iterator[Part]:
     """Cuts the batches of a step into micro-batches with their weights.
 
@@ -49,14 +54,18 @@ def split_step(
         global_lengths: samples of each of these batches over all processes.
         micro_batch_size: largest number of samples at a time on this process; None does not cut.
         world_size: number of processes, whose gradients are averaged.
+        min_last: samples that the last micro-batch of a batch takes at least, from the one before where need be.
     """
     total = sum(global_lengths)
     position = 0
     for batch in batches:
         length = batch_length(batch)
         size = micro_batch_size or length
-        for start in range(0, length, max(1, size)):
-            part = batch if size >= length else {n: t[start : start + size] for n, t in batch.items()}
+        bounds = [*range(0, length, max(1, size)), length]
+        if len(bounds) > 2:
+            bounds[-2] = min(bounds[-2], length - min_last)
+        for start, stop in pairwise(bounds):
+            part = batch if size >= length else {n: t[start:stop] for n, t in batch.items()}
             yield Part(part, batch_length(part) * world_size / total, position)
             position += 1
 
