@@ -7,8 +7,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from leyden.config import WIRED, closest, conf_dir, locate, parameters
+from leyden.config import WIRED, closest, conf_dir
 from leyden.errors import ConfigError
+from leyden.signatures import locate, parameters
 
 
 def explain_composition_error(err: Exception, arguments: list[str]) -> str:

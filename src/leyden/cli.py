@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 
 if TYPE_CHECKING:
+    from leyden.runs.prove_devices import DeviceProof
     from leyden.runs.prove_order import OrderProof
 
 T = TypeVar("T")
@@ -76,6 +77,39 @@ def predict(
     else:
         _report_errors(lambda: write_table(frame, output))
         typer.echo(f"{len(frame)} predictions written to {output}")
+
+
+@app.command(
+    help="Show what hardware is here, and measure how fast it is.\n\n"
+    "Multiplications beside the card's peak, copies, launch latency, and the training step of experiment=vision on the "
+    "CPU and each accelerator. Half a minute; the machine should be idle. What is not known is null.\n\n"
+    "Example: leyden doctor --json > machine.json"
+)
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Prints tables or JSON to standard output, and what it measures to standard error."""
+    import json
+
+    from rich.console import Console
+
+    from leyden.entry import compose_config
+    from leyden.runs.doctor import Diagnosis, diagnose
+
+    progress = Console(stderr=True)
+
+    def run() -> Diagnosis:
+        cfg = compose_config(["experiment=vision", "logger=null", "test=false"])
+        if not progress.is_terminal:
+            return diagnose(cfg, lambda what: progress.print(f"Measuring {what} ...", soft_wrap=True))
+        with progress.status("Looking at this machine ...") as status:
+            return diagnose(cfg, lambda what: status.update(f"Measuring {what} ..."))
+
+    diagnosis = _report_errors(run)
+    if as_json:
+        typer.echo(json.dumps(diagnosis.as_dict(), indent=2))
+    else:
+        diagnosis.print(Console())
 
 
 prove = typer.Typer(help="Prove a promise on your own experiment.", no_args_is_help=True, rich_markup_mode=None)
@@ -140,6 +174,48 @@ def order(
     proof = _report_errors(run)
     Console().print(proof.table())
     raise typer.Exit(0 if proof.all_exact else 1)
+
+
+@prove.command(
+    context_settings=EXPERIMENT,
+    help="Prove that an experiment gives the same result for any number of processes and any way to share the work.\n\n"
+    "Trains some steps in one process and in the other ways (processes on this machine's CPU), and compares losses, "
+    "weights, metrics and the order of samples; exit 0 only if all agree within 1e-5. In float64, where nothing but a "
+    "true difference grows so large (engine.precision=32 takes another); without augmentation and dropout, which each "
+    "process draws. Also prints what each process holds and sends.\n\n"
+    "Example: leyden prove devices experiment=vision --strategies ddp_cpu --devices 1,2,3",
+)
+def devices(
+    context: typer.Context,
+    strategies: Annotated[
+        str, typer.Option(help="Of ddp_cpu, fsdp_cpu, tensor_parallel_cpu, with commas.")
+    ] = "ddp_cpu",
+    devices: Annotated[str, typer.Option(help="Numbers of processes, e.g. 1,2,3.")] = "1,2",
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each run.")] = 20,
+    folder: Annotated[Path | None, typer.Option(help="Keep the runs here; default: a temporary folder.")] = None,
+) -> None:
+    """Prints a table of all ways."""
+    from tempfile import TemporaryDirectory
+
+    from rich.console import Console
+
+    def run(place: Path) -> DeviceProof:
+        from leyden.entry import compose_config
+        from leyden.runs.prove_devices import prove_devices
+        from leyden.runs.prove_order import parse_ranks
+
+        names = [name.strip() for name in strategies.split(",") if name.strip()]
+        return prove_devices(
+            context.args, compose_config(context.args), names, parse_ranks(devices, "--devices"), steps, place
+        )
+
+    with TemporaryDirectory(prefix="leyden-prove-") as temporary:
+        if folder is not None and folder.exists() and any(folder.iterdir()):
+            raise typer.BadParameter(f"{folder} is not empty.", param_hint="--folder")
+        place = (folder or Path(temporary)).absolute()
+        proof = _report_errors(lambda: run(place))
+    Console().print(proof.table())
+    raise typer.Exit(0 if proof.all_equal else 1)
 
 
 def _report_errors(action: Callable[[], T]) -> T:

@@ -8,17 +8,16 @@ with its owner (types and ranges in the annotations of the constructor, rules be
 from __future__ import annotations
 
 import difflib
-import inspect
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Unpack, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, cast
 
 from annotated_types import Ge, Gt, Le, Lt
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from leyden.errors import ConfigError
+from leyden.signatures import locate, parameter_types, parameters
 
 Seed = Annotated[int, Ge(0), Lt(2**32)]
 
@@ -59,6 +58,7 @@ WIRED: dict[str, dict[str, str]] = {
         "enable_progress_bar": "callbacks.progress",
         "enable_checkpointing": "callbacks.checkpoint",
         "enable_model_summary": "callbacks",
+        "benchmark": "hardware.cudnn_benchmark",
         "use_distributed_sampler": "data",
         "plugins": "engine",
     },
@@ -254,60 +254,6 @@ def _check_blocks(node: Any, key: str) -> Iterator[str]:
         yield from _check_blocks(value, f"{key}.{name}")
 
 
-def locate(path: str) -> Callable[..., Any]:
-    """The class or function at a dotted path.
-
-    Raises:
-        ConfigError: when there is none.
-    """
-    try:
-        found = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError, TypeError) as err:
-        raise ConfigError(f"there is nothing to build at '{path}' ({str(err).splitlines()[0]}).") from err
-    if not callable(found):
-        raise ConfigError(f"'{path}' is not a class or function.")
-    return found
-
-
-def parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The named parameters of a callable (of `Unpack[...]` too), and whether it also takes any other keyword."""
-    try:
-        found = inspect.signature(target).parameters
-    except ValueError:  # some built-in classes do not say what they take
-        return {}, True
-    named = {
-        name: parameter
-        for name, parameter in found.items()
-        if parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    }
-    rest = next((p.name for p in found.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
-    unpacked = _unpacked(target, rest)
-    for name in unpacked:
-        named[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-    return named, rest is not None and not unpacked
-
-
-def _unpacked(target: Callable[..., Any], rest: str | None) -> dict[str, Any]:
-    """Name -> type of the keywords that a callable takes as `**rest: Unpack[SomeTypedDict]`."""
-    annotation = _hints(target).get(rest) if rest else None
-    if get_origin(annotation) is not Unpack:
-        return {}
-    return get_type_hints(get_args(annotation)[0], include_extras=True)
-
-
-def _annotations(target: Callable[..., Any]) -> dict[str, Any]:
-    rest = next((name for name, hint in _hints(target).items() if get_origin(hint) is Unpack), None)
-    return {**_hints(target), **_unpacked(target, rest)}
-
-
-def _hints(target: Callable[..., Any]) -> dict[str, Any]:
-    function = target.__init__ if inspect.isclass(target) else target
-    try:
-        return get_type_hints(inspect.unwrap(function), include_extras=True)
-    except (NameError, TypeError):  # a foreign library's annotations that only its type checker can read
-        return {}
-
-
 def _check_call(
     target: Callable[..., Any], values: dict[str, Any], key: str, partial: bool = False, section: str = ""
 ) -> Iterator[str]:
@@ -328,9 +274,19 @@ def _check_call(
         for name, parameter in named.items():
             if parameter.default is parameter.empty and name not in given:
                 yield f"`{prefix}{name}` is required and was not given. Add it: +{prefix}{name}=VALUE."
-    hints = {**_annotations(target), **_FOREIGN_RULES.get(section, {})}
+    hints = {**parameter_types(target), **_FOREIGN_RULES.get(section, {})}
     typed = {name: hints[name] for name in values if name in hints and name not in wired}
     yield from _type_problems(typed, values, prefix)
+
+
+# Pydantic's words for what a YAML file has
+IN_YAML = {
+    "an instance of Sequence": "a list",
+    "a valid tuple": "a list",
+    "a valid list": "a list",
+    "an instance of Mapping": "a mapping",
+    "a valid dictionary": "a mapping",
+}
 
 
 def _type_problems(types: dict[str, Any], values: dict[str, Any], prefix: str) -> Iterator[str]:
@@ -353,6 +309,7 @@ def _type_problems(types: dict[str, Any], values: dict[str, Any], prefix: str) -
             for detail in err.errors():
                 # A list too short for a tuple lacks a "field", in pydantic's words
                 reason = "longer" if detail["type"] == "missing" else detail["msg"].replace("Input should be ", "")
+                reason = IN_YAML.get(reason, reason)
                 if reason not in reasons and not reason.startswith(("None", "an instance of")):
                     reasons.append(reason)
             yield f"`{prefix}{name}` must be {' or '.join(reasons) or 'valid'}, got {value!r}."
@@ -393,8 +350,6 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested config as dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
     return flat

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from leyden.config import conf_dir, conf_dirs, list_options
-from leyden.errors import USER_ERRORS, Interrupted
+from leyden.errors import USER_ERRORS, Interrupted, ProcessError
+from leyden.launch.place import Place, find_place
 
 log = logging.getLogger("leyden")
 
@@ -96,12 +98,20 @@ def _task(cfg: DictConfig) -> Any:
     hydra_config = HydraConfig.get()
     is_sweep = hydra_config.mode == RunMode.MULTIRUN
     try:
-        return run(cfg, Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task), is_sweep)
+        return run(cfg, Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task))
     except USER_ERRORS as err:
         log.error("%s: %s", type(err).__name__, err)
         if is_sweep:  # the other jobs go on; the sweep ends with a non-zero exit
             raise
+        drop_unused_folder(Path(hydra_config.runtime.output_dir), Path(cfg.paths.outputs).absolute())
         raise SystemExit(1) from err
+    except ProcessError as err:
+        if not err.is_reported:
+            log.error("%s", err)
+        if is_sweep:
+            err.add_note(JOB_FAILED)
+            raise
+        raise SystemExit(1) from None
     except Interrupted as err:  # also the rest of a sweep
         raise SystemExit(err.exit_code) from None
     except KeyboardInterrupt:
@@ -115,6 +125,25 @@ def _task(cfg: DictConfig) -> Any:
         raise SystemExit(1) from None
 
 
+def drop_unused_folder(run_dir: Path, outputs: Path) -> None:
+    """Removes the folder that Hydra made for a run that did not begin; what was wrong has been printed.
+
+    Args:
+        run_dir: stays where it holds anything of a run.
+        outputs: the folder of all runs; it and what is in it go too, where they are empty then.
+    """
+    if {path.name for path in run_dir.iterdir()} - {".hydra", "train.log"}:
+        return
+    shutil.rmtree(run_dir, ignore_errors=True)
+    for folder in run_dir.parents:
+        if not folder.is_relative_to(outputs):
+            return
+        try:
+            folder.rmdir()
+        except OSError:  # other runs are in it
+            return
+
+
 def train() -> None:
     """Runs Hydra on sys.argv. Exit status: 0 done, 1 an error, 130 interrupted, 143 terminated."""
     # Hydra would print its own shortened tracebacks; with this it raises, and the message is made here.
@@ -122,11 +151,14 @@ def train() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     make_local_code_importable()
     sys.argv[1:] = [empty_group(argument) for argument in sys.argv[1:]]
+    place = find_place()
     try:
         if any(argument.startswith("resume=") for argument in sys.argv[1:]):
             from leyden.runs.resume import resume_arguments
 
             sys.argv[1:] = resume_arguments(sys.argv[1:])
+        if place is not None and place.rank > 0:
+            return follow(place)
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")(_task)()
     except USER_ERRORS as err:
         fail(f"{type(err).__name__}: {err}")
@@ -144,8 +176,22 @@ def train() -> None:
             "Make it writable (permission, space), or choose another place with paths.outputs=FOLDER."
         )
     finally:
+        if place is not None and place.rank == 0:
+            from leyden.launch.external import publish_end
+
+            publish_end(place)  # where there was nothing to run
         if not asked_for_tracebacks:
             del os.environ["HYDRA_FULL_ERROR"]
+
+
+def follow(place: Place) -> None:
+    """Takes part in a run that the first process of the same command composes."""
+    from leyden.launch.external import receive
+    from leyden.worker import work
+
+    job = receive(place, sys.argv[1:])
+    if job is not None:
+        work(job)
 
 
 def compose_config(overrides: list[str]) -> DictConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from leyden.callbacks.checkpoint import Checkpoint
 from leyden.callbacks.interruption import Interruption
 from leyden.callbacks.loggers import History, TensorBoard
+from leyden.callbacks.memory_limit import MemoryLimit
 from leyden.config import validate
 from leyden.data.datamodule import DataModule
 from leyden.data.workers import shut_down
@@ -23,11 +26,16 @@ from leyden.engine.checkpoint import read_checkpoint
 from leyden.engine.precision import check_precision
 from leyden.engine.settings import Engine
 from leyden.engine.task import Task
-from leyden.errors import ConfigError, Interrupted, TrainingError
+from leyden.errors import ConfigError, HardwareError, Interrupted, ProcessError, TrainingError
 from leyden.hardware.allocator import keep_freed_memory
-from leyden.hardware.plan import plan_hardware
+from leyden.hardware.plan import HardwarePlan, plan_hardware
+from leyden.hardware.probe import probe_hardware
 from leyden.hardware.threads import set_threads
-from leyden.runs.folder import RunRecord, command_line, write_json
+from leyden.launch.external import publish
+from leyden.launch.job import Job
+from leyden.launch.place import Place, find_place
+from leyden.launch.supervisor import run_processes
+from leyden.runs.folder import RunRecord, command_line, correct_end, hash_config, write_json
 from leyden.runs.pictures import draw_curves, write_pictures
 from leyden.runs.results import build_table, compute_baseline, predict_probes
 from leyden.runs.resume import Stopped, check_resumable, find_states, load_stopped, resume_command, set_aside
@@ -37,14 +45,13 @@ from leyden.wiring import Assembly, assemble, drop_replaced_keys
 log = logging.getLogger(__name__)
 
 
-def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = False) -> float | None:
-    """Trains and tests one experiment.
+def run(cfg: DictConfig, run_dir: Path, overrides: list[str]) -> float | None:
+    """Trains and tests one experiment, in this process or in one for each device.
 
     Args:
         cfg: the composed config.
         run_dir: the run's own folder; exists.
         overrides: the command line's overrides.
-        is_sweep: whether this is one job of a multirun.
 
     Returns:
         The objective: the value of `objective.metric` at the best checkpoint, or None where the metric is
@@ -53,23 +60,103 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
     Raises:
         ConfigError, HardwareError, DataError: before training.
         TrainingError: when the run went wrong in a way its numbers would not show.
+        ProcessError: when one of several processes failed.
+        Interrupted: when the run was told to stop.
     """
     quiet_libraries()
     drop_replaced_keys(cfg, overrides)
     validate(cfg)
     log_overrides(cfg, overrides)
-    plan = plan_hardware(**OmegaConf.to_container(cfg.hardware, resolve=True))  # type: ignore[arg-type]
-    if is_sweep and plan.strategy != "auto":
+    place = find_place()
+    plan = plan_run(cfg, place)
+    if place is None and plan.num_devices == 1:
+        return run_here(cfg, run_dir, plan)
+    if isinstance(plan.devices, list):  # so that all processes of the run take the same
+        cfg.hardware.devices, cfg.hardware.strategy = plan.devices, plan.strategy
+    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    setup: Any = OmegaConf.to_container(HydraConfig.get().job_logging, resolve=True)
+    job = Job(config, hash_config(config), str(run_dir.absolute()), command_line(), setup)
+    if place is None:
+        return run_in_processes(job, plan.num_devices)
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
         raise ConfigError(
-            f"A multirun (-m) with `hardware.strategy` {plan.strategy} would give each process other settings. "
-            "Run the jobs one by one, or use one device each (hardware=auto)."
+            f"A sweep (-m) cannot be started by {place.launcher}, whose processes are those of one run. "
+            "Use python train.py -m hardware=..., which starts the processes of each job."
         )
+    publish(place, job)
+    return run_here(OmegaConf.create(config), run_dir, plan)
+
+
+def plan_run(cfg: DictConfig, place: Place | None) -> HardwarePlan:
+    """Chooses the devices, and checks what they have to share.
+
+    Args:
+        cfg: the whole config.
+        place: of this process, where several have been started.
+
+    Raises:
+        ConfigError, HardwareError: where that cannot be.
+    """
+    settings: dict[str, Any] = OmegaConf.to_container(cfg.hardware, resolve=True)  # type: ignore[assignment]
+    if place is not None:
+        settings |= share_place(settings, place)
+    plan = plan_hardware(probe_hardware(), **settings)
     check_precision(Engine(**cfg.engine).number_format, plan.accelerator)
-    if plan.data_parallel_size > cfg.data.get("batch_size", plan.data_parallel_size):
+    plan.settings.check_deterministic(cfg.engine.deterministic)
+    count = plan.data_parallel_size if place is None else place.world_size // plan.tensor_parallel_size
+    if count > cfg.data.get("batch_size", count):
         raise ConfigError(
-            f"`data.batch_size` is {cfg.data.batch_size}, but {plan.data_parallel_size} devices share each batch. "
-            f"Use data.batch_size={plan.data_parallel_size} or more, or fewer devices."
+            f"`data.batch_size` is {cfg.data.batch_size}, but {count} devices share each batch. "
+            f"Use data.batch_size={count} or more, or fewer devices."
         )
+    return plan
+
+
+def share_place(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+    """The devices of one machine where the processes have been started already.
+
+    Raises:
+        HardwareError: where the settings ask for another number of them.
+    """
+    started = f"{place.launcher} started {place.local_world_size} processes on this machine"
+    if settings["strategy"] == "auto":
+        raise HardwareError(
+            f"{started}, but `hardware.strategy` is auto, which is one process. Use hardware=ddp (GPUs), "
+            "hardware=ddp_cpu, or start one process without it."
+        )
+    devices = settings["devices"]
+    count = len(devices) if isinstance(devices, list) else devices
+    if count not in ("auto", "idle", place.local_world_size):
+        raise HardwareError(
+            f"{started}, but `hardware.devices` is {devices}. Use hardware.devices=auto, or start {count} processes."
+        )
+    return {"devices": devices if isinstance(devices, list) else place.local_world_size}
+
+
+def run_in_processes(job: Job, count: int) -> float | None:
+    """Lets a process for each device train, and gives what the first of them found.
+
+    Raises:
+        ProcessError: when one of them failed.
+        Interrupted: when they were told to stop.
+    """
+    run_dir = Path(job.run_dir)
+    try:
+        run_processes(job, count)
+    except (ProcessError, Interrupted) as err:
+        correct_end(run_dir, "failed" if isinstance(err, ProcessError) else err.state, str(err))
+        if isinstance(err, ProcessError) and find_states(run_dir):
+            err.args = (f"{err} Go on with: {resume_command(run_dir)}",)
+        raise
+    results = json.loads((run_dir / "metrics.json").read_text(encoding="utf-8"))
+    objective: float | None = results.get("objective")
+    return objective
+
+
+def run_here(cfg: DictConfig, run_dir: Path, plan: HardwarePlan | None = None) -> float | None:
+    """Trains and tests in this process, alone or as one of several; a checked config is taken as it is."""
+    quiet_libraries()
+    plan = plan or plan_run(cfg, find_place())
     log.info("Hardware: %s", plan.reason)
     if plan.accelerator == "cpu":
         # Lightning lets torch ask NVML whether there is a GPU, and torch's optimisers ask that at every step
@@ -78,13 +165,15 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
     # Debugging aid of deterministic algorithms: each new tensor is filled before it is written (torch 2.14)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_threads(plan.num_threads)
+    plan.settings.apply()
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     interruption = Interruption()
+    own_callbacks = [interruption, *MemoryLimit.of(plan.settings.memory_fraction)]
     with interruption.handled():
         stopped = load_stopped(run_dir) if cfg.resume else None
         assembly, found = None, None
         if stopped is not None:  # what is wrong is said before the folder is touched
-            assembly = assemble(cfg, plan, run_dir, [interruption])
+            assembly = assemble(cfg, plan, run_dir, own_callbacks)
             found = fingerprint(assembly)
             check_resumable(stopped, assembly.config, found, cfg.resume_force)
             set_aside(stopped)
@@ -93,7 +182,7 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
         interruption.abort = lambda: record.finish("interrupted", "interrupted twice, so at once")
         record.update(hardware=plan.reason)
         try:
-            assembly = assembly or assemble(cfg, plan, run_dir, [interruption])
+            assembly = assembly or assemble(cfg, plan, run_dir, own_callbacks)
             if isinstance(assembly.data, DataModule):
                 record.update(data=found or fingerprint(assembly), skipped=assembly.data.skipped)
             try:
@@ -101,7 +190,8 @@ def run(cfg: DictConfig, run_dir: Path, overrides: list[str], is_sweep: bool = F
             finally:
                 close_loggers(assembly)
                 shut_down()
-                record.update(num_threads=torch.get_num_threads())
+                size = assembly.task.micro_batches.size if isinstance(assembly.task, Task) else None
+                record.update(num_threads=torch.get_num_threads(), micro_batch_size=size)
         except Interrupted as err:
             end_interrupted(record, err, run_dir)
             raise
@@ -282,8 +372,6 @@ def log_overrides(cfg: DictConfig, overrides: list[str]) -> None:
 def quiet_libraries() -> None:
     """Sends warnings to the log, and keeps Lightning's own notes and second console handler out of the way."""
     logging.captureWarnings(True)
-    if getattr(rank_zero_only, "rank", 0):  # the first process speaks for all
-        logging.getLogger("leyden").setLevel(logging.WARNING)
     for name in ("lightning.pytorch", "lightning.fabric"):
         library = logging.getLogger(name)
         library.handlers.clear()

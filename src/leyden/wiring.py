@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from hydra.utils import instantiate
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
@@ -18,12 +19,12 @@ from torch import nn
 from leyden.callbacks.checkpoint import Checkpoint
 from leyden.callbacks.early_stopping import EarlyStopping
 from leyden.callbacks.loggers import History
-from leyden.config import FACTS, locate, parameters
+from leyden.config import FACTS
 from leyden.data.datamodule import DataModule
 from leyden.engine.checkpoint import CheckpointWriter
 from leyden.engine.compile import compile_net
 from leyden.engine.foreign import check_foreign, step_arguments
-from leyden.engine.parallel import check_sharding
+from leyden.engine.parallel import check_sharding, explain_batch_norm
 from leyden.engine.precision import convert_net, trainer_precision
 from leyden.engine.recompute import recompute_blocks
 from leyden.engine.settings import Engine
@@ -33,6 +34,8 @@ from leyden.errors import USER_ERRORS, ConfigError
 from leyden.hardware.layout import lay_out
 from leyden.hardware.plan import HardwarePlan
 from leyden.hardware.strategies import build_strategy
+from leyden.launch.place import find_place
+from leyden.signatures import locate, parameters
 
 log = logging.getLogger(__name__)
 
@@ -265,11 +268,14 @@ def build_trainer(
     engine = Engine(**cfg.engine)
     # A Leyden task accumulates and clips in its own step; a plain LightningModule leaves that to the trainer.
     step = {} if owns_step else step_arguments(engine)
+    place = find_place()
+    num_nodes = place.num_nodes if place else 1
     trainer: Trainer = instantiate(
         cfg.trainer,
-        **{**plan.trainer_arguments(), "strategy": build_strategy(plan)},
+        **{**plan.trainer_arguments(), "strategy": build_strategy(plan, num_nodes)},
         **({"inference_mode": False} if plan.is_sharded else {}),  # its tensors cannot be trained on later (torch 2.14)
         precision=trainer_precision(engine.number_format, owns_step),
+        benchmark=plan.settings.cudnn_benchmark,
         **step,
         deterministic=engine.deterministic,
         callbacks=callbacks,
@@ -279,7 +285,9 @@ def build_trainer(
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         enable_progress_bar=any(callback.__class__.__name__ == "Progress" for callback in callbacks),
         use_distributed_sampler=False,
-        plugins=[CheckpointWriter()],
+        plugins=[CheckpointWriter(), *([LightningEnvironment()] if place else [])],
+        num_nodes=num_nodes,
+        sync_batchnorm=plan.syncs_batch_norm,
         _convert_="all",
     )
     return trainer
@@ -304,12 +312,15 @@ def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path, callbacks: Sequ
     task = build_task(cfg, facts)
     if isinstance(task, Task):
         task.engine = Engine(**cfg.engine)
+        task.micro_batches.folder = Path(cfg.paths.outputs) / cfg.name / ".micro_batch_sizes"
         convert_net(task.net, task.engine.number_format)
         lay_out(task.net, plan.channels_last, plan.accelerator)
         if task.engine.activation_checkpointing:
             recompute_blocks(task.net)
         if plan.is_sharded:
-            check_sharding(task.net, task.engine, plan.data_parallel_size, plan.tensor_parallel_size)
+            num_nodes = place.num_nodes if (place := find_place()) else 1
+            check_sharding(task.net, task.engine, plan.data_parallel_size * num_nodes, plan.tensor_parallel_size)
+        explain_batch_norm(task.net, plan.strategy, plan.syncs_batch_norm)
     else:
         if plan.is_sharded:
             raise ConfigError(

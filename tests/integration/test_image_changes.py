@@ -129,4 +129,4 @@ def test_wrong_choices_are_explained_before_training(train: Callable, arguments:
     assert result.exit_code == 1
     assert words in result.output
     assert "Traceback" not in result.output
-    assert not list(result.folder.rglob("*.ckpt"))
+    assert not list(Path("outputs").rglob("*.ckpt"))

@@ -38,32 +38,22 @@ class Bytes(Callback):
         name = f"bytes{trainer.global_rank}.txt"
         Path(trainer.default_root_dir, name).write_text(f"{own} {sum(4 * p.numel() for p in parameters)}")
 """
-# As many cores as processes, so that four processes may run on a machine with two
-FOUR_CORES = """
-import dataclasses
-import leyden.hardware.plan as plan
-found = plan.probe_hardware()
-plan.probe_hardware = lambda: dataclasses.replace(found, num_cores=4)
-from leyden.entry import train
-train()
-"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("parts of a=network")
     (made / "own_callback.py").write_text(OWN_CALLBACK, encoding="utf-8")
-    (made / "four_cores.py").write_text(FOUR_CORES, encoding="utf-8")
     return made
 
 
-def start(folder: Path, name: str, *arguments: str, script: Path = ROOT / "train.py") -> Path:
-    """Runs train.py in a process of its own, as strategies of several processes start it again; the run folder."""
+def start(folder: Path, name: str, *arguments: str) -> Path:
+    """Runs train.py in a process of its own; the run folder."""
     run = folder / name
     own = (f'hydra.run.dir="{run}"', "logger=null", "hardware.num_threads=1")
     environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(
-        [sys.executable, str(script), *own, *arguments],
+        [sys.executable, str(ROOT / "train.py"), *own, *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -138,7 +128,7 @@ def test_two_processes_do_what_one_does_with_half_of_the_weights(
 
 def test_four_processes_do_both(folder: Path, one_process: Path) -> None:
     cpu = ("hardware.accelerator=cpu", "hardware.devices=4")
-    run = start(folder, "both", *TEXT, "hardware=fsdp_tensor_parallel", *cpu, script=folder / "four_cores.py")
+    run = start(folder, "both", *TEXT, "hardware=fsdp_tensor_parallel", *cpu)
     assert_same_run(run, one_process)
 
 

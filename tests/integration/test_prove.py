@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,3 +34,19 @@ def test_what_cannot_run_is_said(leyden: Callable[..., Result], workspace: Path,
     result = leyden("prove", "resume", *arguments, "trainer.max_epochs=0")
     assert result.exit_code == 1
     assert "ended with 1" in result.output
+
+
+def test_devices_proof_of_two_processes(leyden: Callable[..., Result], workspace: Path) -> None:
+    result = leyden("prove", "devices", "experiment=regression_diabetes", "--devices", "2", "--steps", "6")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"ddp_cpu 2 .*equal +equal .*yes", result.output)
+
+
+def test_devices_proof_tells_what_differs(
+    leyden: Callable[..., Result], workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leyden.runs.prove_devices.TOLERANCE", 0.0)  # float32 sums differ in their last digits
+    experiment = ("experiment=regression_diabetes", "engine.precision=32")
+    result = leyden("prove", "devices", *experiment, "--devices", "2", "--steps", "6")
+    assert result.exit_code == 1, result.output
+    assert "NO" in result.output

@@ -72,13 +72,6 @@ def test_sweep_gives_each_job_its_own_folder(train: Callable, workspace: Path) -
     assert job == single.metrics, "a job of a sweep differs from the same run alone"
 
 
-def test_sweep_with_data_parallel_is_refused(train: Callable) -> None:
-    arguments = ("hardware=ddp", "hardware.accelerator=cpu", "hardware.devices=2")
-    result = train("-m", "experiment=regression", *arguments, "seed=0,1")
-    assert result.exit_code != 0
-    assert "`hardware.strategy` ddp would give each process other settings" in result.output
-
-
 def test_no_step_taken_is_a_failure(train: Callable) -> None:
     result = train("experiment=regression", *SHORT, "trainer.limit_train_batches=0")
     assert result.exit_code == 1

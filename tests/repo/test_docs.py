@@ -59,7 +59,7 @@ def test_documented_commands_exist(page: str, command: str) -> None:
             words = [word for word in words if not word.startswith("resume=")]  # names a run, which is not there
             compose("train", [o.split(",")[0] for o in overrides(words)], return_hydra_config=True)
     elif words and words[0] == "leyden":
-        assert words[1] in {"train", "evaluate", "predict"}
+        assert words[1] in {"train", "evaluate", "predict", "doctor"}
 
 
 def test_readme_is_short_and_names_existing_paths() -> None:

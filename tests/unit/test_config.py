@@ -12,8 +12,9 @@ from annotated_types import Ge
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from leyden.config import FACTS, closest, conf_dir, conf_dirs, list_options, locate, parameters, validate
+from leyden.config import FACTS, closest, conf_dir, conf_dirs, list_options, validate
 from leyden.errors import ConfigError
+from leyden.signatures import locate, parameters
 
 
 @functools.cache
@@ -48,6 +49,11 @@ def test_experiments_have_no_problem(experiment: str) -> None:
     assert OmegaConf.to_yaml(cfg) == before  # checking changes nothing
 
 
+@pytest.mark.parametrize("hardware", list_options("hardware"))
+def test_options_of_hardware_have_no_problem(hardware: str) -> None:
+    assert validate(composed("experiment=regression", f"hardware={hardware}")) is None  # type: ignore[func-returns-value]
+
+
 # ---- one problem at a time -----------------------------------------------------------------------------------
 
 ONE = {
@@ -69,7 +75,7 @@ ONE = {
     "unknown key of hardware": (
         {"hardware.gpus": 1},
         "There is no key `hardware.gpus`.",
-        "Allowed: accelerator, ",
+        "Allowed: accelerator, channels_last, cudnn_benchmark, devices",
     ),
     "unknown key of paths": ({"paths.output": "x"}, "Did you mean `paths.outputs`?"),
     "unknown key of a callback": ({"callbacks.checkpoint.every": 1}, "There is no key `callbacks.checkpoint.every`."),
@@ -112,7 +118,7 @@ ONE = {
     ),
     "no devices": (
         {"hardware.devices": 0},
-        "`hardware.devices` must be 'auto' or greater than or equal to 1",
+        "`hardware.devices` must be 'auto' or 'idle' or greater than or equal to 1",
         "got 0.",
     ),
     "negative index": ({"hardware.devices": [0, -1]}, "`hardware.devices` must be", "got [0, -1]."),
@@ -120,7 +126,19 @@ ONE = {
         {"engine.gradient_clip_norm": 0},
         "`engine.gradient_clip_norm` must be greater than 0, got 0.",
     ),
-    "text for a table": ({"data.reference": 3}, "`data.reference` must be a valid dictionary, got 3."),
+    "all of the devices": ({"hardware.devices": "all"}, "`hardware.devices` must be 'auto' or 'idle' or", "got 'all'."),
+    "index as text": ({"hardware.devices": "3"}, "`hardware.devices` must be", "got '3'."),
+    "too much memory": (
+        {"hardware.memory_fraction": 1.5},
+        "`hardware.memory_fraction` must be less than or equal to 1, got 1.5.",
+    ),
+    "no memory": ({"hardware.memory_fraction": 0}, "`hardware.memory_fraction` must be greater than 0, got 0."),
+    "matmul precision": (
+        {"hardware.matmul_precision": "low"},
+        "`hardware.matmul_precision` must be 'highest', 'high' or 'medium', got 'low'.",
+    ),
+    "segments": ({"hardware.expandable_segments": "yes"}, "`hardware.expandable_segments` must be", "got 'yes'."),
+    "text for a table": ({"data.reference": 3}, "`data.reference` must be a mapping, got 3."),
     "no network": ({"model.net": None}, "`model.net` must be", "got None."),
     # rules between keys
     "shares of rows": (
@@ -136,6 +154,7 @@ ONE = {
         {"trainer.accelerator": "gpu"},
         "`trainer.accelerator` is set by Leyden. Use `hardware.accelerator` instead.",
     ),
+    "benchmark of the trainer": ({"trainer.benchmark": True}, "Use `hardware.cudnn_benchmark` instead."),
     "devices of the trainer": ({"trainer.devices": 2}, "Use `hardware.devices` instead."),
     "precision of the trainer": ({"trainer.precision": 16}, "Use `engine.precision` instead."),
     "accumulation": ({"trainer.accumulate_grad_batches": 2}, "Use `engine.accumulate_batches` instead."),
@@ -233,6 +252,7 @@ FINE: dict[str, dict[str, Any]] = {
     "largest seed": {"seed": 2**32 - 1},
     "interpolation": {"data.batch_size": "${trainer.max_epochs}"},
     "foreign class that takes anything": {"callbacks.extra": {"_target_": "builtins.dict", "anything": 1}},
+    "idle devices": {"hardware.devices": "idle", "hardware.memory_fraction": 1},
     "without clipping": {"engine.gradient_clip_norm": None},
 }
 
@@ -324,7 +344,7 @@ def test_parameters() -> None:
     def closed(a: int) -> None: ...
 
     named, takes_any = parameters(function)
-    assert list(named) == ["a", "b", "c"]
+    assert list(named) == ["b", "c"]  # a config cannot name what is given by position only
     assert takes_any
     assert parameters(closed)[1] is False
 

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint as LightningCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 import leyden
+from leyden.callbacks.agreement import Agreement
 from leyden.errors import ConfigError, TrainingError
 
 
@@ -59,6 +60,7 @@ class Checkpoint(LightningCheckpoint):
         self.saved_step = -1
         self._saved_at = time.monotonic()
         self._is_due = False
+        self._agreement = Agreement("save")
         self._has_written = False
         self._has_validated = False
         self._validation_pending = False
@@ -94,8 +96,9 @@ class Checkpoint(LightningCheckpoint):
     ) -> None:
         steps_in_epoch = getattr(pl_module, "steps_in_epoch", lambda index: index + 1)(batch_idx)
         self._is_due |= self.every_n_steps is not None and steps_in_epoch % self.every_n_steps == 0
-        minutes = (time.monotonic() - self._saved_at) / 60
-        self._is_due |= self.every_n_minutes is not None and minutes >= self.every_n_minutes
+        if self.every_n_minutes is not None:
+            has_passed = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
+            self._is_due |= self._agreement.decide(1 if has_passed else None) is not None
         # A state before a validation would resume after it; it waits until the validation has been
         if self._is_due and is_between_batches(trainer, batch_idx):
             self.save(trainer)

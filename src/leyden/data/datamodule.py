@@ -30,6 +30,7 @@ from leyden.data.residency import (
     map_arrays,
     move_to_disk,
     num_bytes,
+    place,
     save_arrays,
 )
 from leyden.data.workers import Rows, Samples, WorkerLoader, default_num_workers
@@ -122,7 +123,7 @@ class DataModule(LightningDataModule):
         self.settings: dict[str, Any] = {}  # the config's section, for the key of a cache; set by the wiring
         self.is_mapped = False  # whether the splits' memory is that of files
         self._residency: Residency | None = None
-        self._on_device: dict[str, Batch] = {}
+        self._on_device: dict[str, Batch | None] = {}  # None: it does not fit
         # Set by the wiring: what the network, the engine and the trainer need of the training loader.
         self.min_last_train = 1
         self.with_index = False
@@ -278,10 +279,13 @@ class DataModule(LightningDataModule):
             return WorkerLoader(samples, size, shuffle, self.seed, self.num_workers, **options)
         tensors = self.splits[split]
         if residency.kind == "device" and self.trainer:
+            device = self.trainer.strategy.root_device
             if split not in self._on_device:
-                device = self.trainer.strategy.root_device
-                self._on_device[split] = {name: tensor.to(device) for name, tensor in tensors.items()}
-            tensors = self._on_device[split]
+                self._on_device[split] = place(tensors, device, self.loading["residency"])
+            placed = self._on_device[split]
+            if placed is None:
+                options["device"] = device
+            tensors = tensors if placed is None else placed
         return TensorLoader(tensors, size, shuffle, self.seed, **options)
 
     def use_residency(self, kind: Kind) -> None:

@@ -191,7 +191,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise
     except Exception as err:
         reason = str(err).splitlines()[0] if str(err) else type(err).__name__
-        raise DataError(f"{path.absolute()} does not load as a checkpoint, so it is damaged: {reason}") from err
+        raise DataError(f"{path.absolute()} does not load as a checkpoint, so it is damaged: {reason}.") from err
     if "leyden" not in content:
         raise DataError(f"{path.absolute()} was not written by Leyden: it has no config.")
     return content

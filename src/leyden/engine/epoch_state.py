@@ -47,6 +47,13 @@ class Seen:
         self._parts.append((loss, length, outputs, targets))
         self._num_elements += outputs.numel()
 
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def cut(self, length: int) -> None:
+        """Forgets what came after the first `length` micro-batches."""
+        self.load([list(part) for part in self._parts[:length]])
+
     @property
     def is_full(self) -> bool:
         """Whether they should be added now, before they take much memory."""
@@ -67,7 +74,7 @@ class Seen:
 
     def load(self, state: list[list[Any]], device: torch.device | None = None) -> None:
         """Goes on from what `state` gave."""
-        self._parts = [tuple(v.to(device) if isinstance(v, Tensor) else v for v in part) for part in state]
+        self._parts = [tuple(v.to(device or v.device) if isinstance(v, Tensor) else v for v in part) for part in state]
         self._num_elements = sum(part[2].numel() for part in self._parts)
 
 

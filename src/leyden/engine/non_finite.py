@@ -52,6 +52,7 @@ class FiniteGuard:
         self.num_skipped = 0
         self._in_a_row = 0
         self._first_bad = torch.full((), NEVER, dtype=torch.int64, device=task.device)
+        self._first_bad_before = self._first_bad
         self._step_loss = 0.0
         self._is_bad = False
         self._buffers: list[Tensor] = []
@@ -78,8 +79,13 @@ class FiniteGuard:
     def begin(self) -> None:
         """Called before the first loss of a step."""
         self._step_loss, self._is_bad = 0.0, False
+        self._first_bad_before = self._first_bad
         if self.skips:  # running statistics that a bad batch would spoil
             self._buffers = [buffer.clone() for buffer in self.task.net.buffers()]
+
+    def undo(self) -> None:
+        """Forgets what was noted since `begin`; the step is taken again."""
+        self._first_bad = self._first_bad_before
 
     def watch(self, part: Part, loss: Tensor, step: int) -> bool:
         """Looks at the mean loss of a micro-batch, or lets the device note it.

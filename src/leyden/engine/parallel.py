@@ -26,9 +26,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchmetrics import Metric
 
-from leyden.data.loaders import Batch
 from leyden.engine.settings import Engine
-from leyden.engine.step import batch_length
 from leyden.errors import ConfigError
 from leyden.nets.plan import Plan
 from leyden.sharding import DEALT, by_kind, deal_rows, is_sharded, own_part
@@ -159,6 +157,23 @@ def check_sharding(net: nn.Module, engine: Engine, data_parallel_size: int, tens
             )
 
 
+def explain_batch_norm(net: nn.Module, strategy: str, is_synced: bool) -> None:
+    """Says what several data parallel processes make of a network's BatchNorm."""
+    norm = next((name for name, module in net.named_modules() if isinstance(module, _BatchNorm)), None)
+    if norm is None or strategy != "ddp":
+        return
+    if is_synced:
+        log.info("BatchNorm (`%s`) takes its statistics over all processes, as one process would.", norm)
+        return
+    log.warning(
+        "`model.net` (%s) has a BatchNorm (`%s`), which sees each process's part of a batch only, so the result is "
+        "another than that of one process. On GPUs it sees the whole; a network with GroupNorm or LayerNorm does not "
+        "depend on it.",
+        _kind(net),
+        norm,
+    )
+
+
 def _check_plan(net: nn.Module, size: int) -> None:
     for name, cut in plan_of(net).items():
         parent, _, _ = name.rpartition(".")
@@ -211,19 +226,6 @@ def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
 
     optimizer.register_step_pre_hook(divide)
     optimizer.register_step_post_hook(unite)
-
-
-def has_rows(task: Task, batch: Batch) -> bool:
-    """Whether this process's part of a batch of evaluation has samples.
-
-    Where weights are fetched from all processes layer by layer, a part without samples goes through the network too:
-    the others would wait.
-    """
-    if batch_length(batch):
-        return True
-    if task.waits_for_all:
-        task(batch)
-    return False
 
 
 def own_bytes(net: nn.Module) -> int:

@@ -46,6 +46,7 @@ def split_step(
     global_lengths: Sequence[int],
     micro_batch_size: int | None,
     world_size: int,
+    min_last: int = 1,
     in_step: bool = False,
 ) -> Iterator[Part]:
     """Cuts the batches of a step into micro-batches with their weights.
@@ -55,6 +56,7 @@ def split_step(
         global_lengths: samples of each of these batches over all processes.
         micro_batch_size: largest number of samples at a time on this process; None does not cut.
         world_size: number of processes, whose gradients are averaged.
+        min_last: samples that the last micro-batch of a batch takes at least, from the one before where need be.
         in_step: whether all processes need equally many micro-batches, also where one of them has a sample less.
     """
     total = sum(global_lengths)
@@ -66,6 +68,8 @@ def split_step(
         if in_step and micro_batch_size is not None:
             count = -(-global_length // (world_size * micro_batch_size))
             bounds = [length * index // count for index in range(count + 1)]
+        elif len(bounds) > 2:
+            bounds[-2] = min(bounds[-2], length - min_last)
         for start, stop in pairwise(bounds):
             part = batch if stop - start == length else {n: t[start:stop] for n, t in batch.items()}
             yield Part(part, batch_length(part) * world_size / total, position)

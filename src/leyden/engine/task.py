@@ -18,18 +18,19 @@ from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch, Batches, BatchLoader
 from leyden.data.ranks import data_rank, data_size
 from leyden.engine.calls import count_steps, plan_calls
-from leyden.engine.direct import choose_calls
+from leyden.engine.direct import Calls
 from leyden.engine.ema import WeightAverage, take_raw
 from leyden.engine.epoch_state import MeanLoss, Seen, load_epoch, save_epoch
 from leyden.engine.non_finite import ADVICE, FiniteGuard
 from leyden.engine.optim import build_optimizer, take_up
-from leyden.engine.parallel import has_rows, shard, step_by_kind
+from leyden.engine.out_of_memory import MicroBatches
+from leyden.engine.parallel import shard, step_by_kind
 from leyden.engine.precision import unscale_gradient
 from leyden.engine.rehearsal import compile_first
 from leyden.engine.rng import seed_step
 from leyden.engine.schedule import Schedule
 from leyden.engine.settings import PLAIN_STEP
-from leyden.engine.step import Part, accumulate_gradient, batch_length, clip_gradient, split_step
+from leyden.engine.step import Part, batch_length, clip_gradient
 from leyden.engine.threads import ThreadChoice, choose_threads
 from leyden.errors import TrainingError
 
@@ -75,6 +76,7 @@ class Task(LightningModule):
         self.optim = optim
         self.schedule = schedule
         self.seed = seed
+        self.micro_batches = MicroBatches(self)
         self.losses = nn.ModuleDict({f"{phase}_loss": MeanLoss() for phase in ("train", "val", "test")})
         self.metrics = nn.ModuleDict()  # built in `setup`, when the subclass knows its classes or targets
         # The last values read, for the progress bar: reading them costs no device synchronisation.
@@ -93,6 +95,7 @@ class Task(LightningModule):
         # Whether each forward pass needs all processes, since each holds a part of the weights
         self.waits_for_all = False
         self._interval_loss = MeanLoss()
+        self._calls: Calls
         self._num_steps = 1
         self._seen = Seen()
         self._grad_norm: Tensor | None = None
@@ -175,38 +178,34 @@ class Task(LightningModule):
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * rate
         self._calls.zero_grad()
-        self.losses_of_step.clear()
-        self.guard.begin()
-        accumulate_gradient(
-            list(split_step(batches, lengths, self.engine.micro_batch_size, self._world_size, self.waits_for_all)),
-            lambda part: self._part_loss(part, step),
-            self._calls.backward,
-            self._hold_back,
-        )
+        self.micro_batches.compute_gradient(batches, lengths, step)
+        if self._seen.is_full:
+            self._count_seen()
         for listener in self.step_listeners:
             listener()
         is_taken = self.guard.allows(step + 1, optimizer)
-        self._calls.step()
+        self.micro_batches.step()
         if self._average and is_taken:
             self._average.update(step + 1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clips; here a float16 gradient has been divided by its scale."""
+        if self.micro_batches.is_clipped:
+            return  # and now the step is repeated
         unscale_gradient(self.trainer.precision_plugin, optimizer)
         if self.engine.clips:
             self._grad_norm = clip_gradient(
                 self.net.parameters(), self.engine.gradient_clip_norm, self.engine.gradient_clip_value
             )
+        self.micro_batches.is_clipped = True
 
     def _part_loss(self, part: Part, step: int) -> Tensor:
         seed_step(self.seed, step, part.position, self._rank, self._step_device)
-        loss, outputs = self.compute_loss(part.batch)
+        loss, outputs = self.micro_batches.compute_loss(part.batch)
         self.losses_of_step.append(loss.detach())
         if not self.guard.watch(part, loss, step + 1):
             return loss
         self._seen.add(loss.detach(), batch_length(part.batch), *self.metric_inputs(outputs.detach(), part.batch))
-        if self._seen.is_full:
-            self._count_seen()
         return loss
 
     def _count_seen(self) -> None:
@@ -224,11 +223,11 @@ class Task(LightningModule):
         self._evaluate("test", batch)
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
-        return self(batch)
+        return self.micro_batches.predict(batch)
 
     def _evaluate(self, phase: str, batch: Batch) -> None:
-        if has_rows(self, batch):  # a rank's part of the last batch may be empty
-            self._update(phase, *self.compute_loss(batch), batch)
+        for part, (loss, outputs) in self.micro_batches.evaluate(batch, self.compute_loss):
+            self._update(phase, loss, outputs, part)
 
     def _update(self, phase: str, loss: Tensor, outputs: Tensor, batch: Batch) -> None:
         self.losses_of(phase).update(loss.detach(), weight=len(batch[self.input_key]))
@@ -258,6 +257,7 @@ class Task(LightningModule):
     def on_fit_start(self) -> None:
         if self._average:
             self._average.swap_out()  # where an earlier fit left it in the network
+        self.micro_batches.begin(self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
         if isinstance(self.trainer.datamodule, DataModule):  # type: ignore[attr-defined]
             choose_threads(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
             compile_first(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
@@ -279,8 +279,7 @@ class Task(LightningModule):
         self._hold_back = getattr(self.trainer.strategy, "block_backward_sync", nullcontext)
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
-        copies = self.engine.uses_cuda_graphs and self.engine.cuts_steps and self.device.type == "cuda"
-        self._calls = choose_calls(self, self.trainer, optimizer, copies)
+        self._calls = self.micro_batches.choose_calls()
         take_up(optimizer.optimizer, self._optim_settings if self.new_optim_settings else None)
         # Left over from the sanity check, which must not count.
         self.losses_of("val").reset()
@@ -367,6 +366,7 @@ class Task(LightningModule):
         return optimizer
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["micro_batch_size"] = self.micro_batches.found
         checkpoint["epoch_so_far"] = save_epoch(self.trainer, self.train_metrics, self._seen)
         loader = self.trainer.train_dataloader
         checkpoint["batches_done"] = loader.batches_done if isinstance(loader, BatchLoader) else 0
@@ -379,6 +379,7 @@ class Task(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.trainer.state.fn != TrainerFn.FITTING:
             return  # all but training takes the weights that were saved to be used
+        self.micro_batches.restore(checkpoint["micro_batch_size"])
         load_epoch(self.trainer, self.train_metrics, self._seen, checkpoint["epoch_so_far"])
         self._guard_state = checkpoint["non_finite"]
         self.loops_to_restore = checkpoint["loops"]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
 from leyden.errors import HardwareError
-from leyden.hardware.probe import Hardware, probe_hardware
+from leyden.hardware.probe import Hardware
+from leyden.hardware.settings import DeviceSettings, Fraction, MatmulPrecision
 
 Positive = Annotated[int, Ge(1)]
 
+StrategyName = Literal["auto", "ddp", "fsdp", "tensor_parallel", "fsdp_tensor_parallel"]
 # Strategies whose processes hold parts of the network
 SHARDED = ("fsdp", "tensor_parallel", "fsdp_tensor_parallel")
 
@@ -26,6 +27,7 @@ class HardwarePlan:
     strategy: str
     num_threads: int | Literal["auto"] | None
     channels_last: bool | Literal["auto"]
+    settings: DeviceSettings
     reason: str
     tensor_parallel_size: int = 1
 
@@ -44,39 +46,56 @@ class HardwarePlan:
         """Whether processes hold parts of the network."""
         return self.strategy in SHARDED
 
+    @property
+    def syncs_batch_norm(self) -> bool:
+        """Whether BatchNorm takes its statistics over all processes: torch's SyncBatchNorm, which needs CUDA GPUs."""
+        return self.strategy == "ddp" and self.accelerator == "cuda"
+
     def trainer_arguments(self) -> dict[str, Any]:
         """Arguments for Lightning's Trainer."""
         return {"accelerator": self.accelerator, "devices": self.devices, "strategy": self.strategy}
 
 
 def plan_hardware(
+    hardware: Hardware,
+    /,
     accelerator: Literal["auto", "cpu", "gpu", "mps"],
-    devices: Literal["auto"] | Positive | Sequence[Annotated[int, Ge(0)]],
-    strategy: Literal["auto", "ddp", "fsdp", "tensor_parallel", "fsdp_tensor_parallel"],
+    devices: Literal["auto", "idle"] | Positive | list[Annotated[int, Ge(0)]],
+    strategy: StrategyName,
+    tensor_parallel_size: Positive | None,
     num_threads: Positive | Literal["auto"] | None,
     channels_last: bool | Literal["auto"],
-    tensor_parallel_size: Positive | None = None,
-    hardware: Hardware | None = None,
+    memory_fraction: Fraction | None,
+    expandable_segments: bool | None,
+    matmul_precision: MatmulPrecision | None,
+    cudnn_benchmark: bool,
 ) -> HardwarePlan:
     """Chooses devices for a run.
 
     Args:
+        hardware: what there is; the other arguments are the config's.
         accelerator: "auto" takes a CUDA GPU, then Apple's GPU, then the CPU.
-        devices: a count, a list of device indices, or "auto": one device, or all GPUs with any strategy but "auto".
+        devices: a count, a list of device indices, "auto": one device, or all GPUs with any strategy but "auto", or
+            "idle": all idle GPUs, by "ddp" where there are several; one device where there is no GPU. A GPU is busy
+            where a tenth of its memory is in use or it computes. One GPU or a count of them are idle ones, as far as
+            there are.
         strategy: "auto" is one process, all others one process per device. "ddp" is data parallel; "fsdp" too, but each
             process holds a part of the weights and of the optimiser's state; "tensor_parallel" cuts the layers
             themselves, and all processes take the same samples; "fsdp_tensor_parallel" is both.
+        tensor_parallel_size: processes that share a layer, for "fsdp_tensor_parallel"; null where the strategy says it.
         num_threads: CPU threads of an operator; null leaves torch's default, "auto" measures on the CPU whether one
             thread or torch's default takes a step in less time.
         channels_last: whether convolutions keep the channels innermost in memory; "auto" does so for networks that
             have 2-D convolutions, except on Apple's GPU and where processes hold parts of the network.
-        tensor_parallel_size: processes that share a layer, for "fsdp_tensor_parallel"; null where the strategy says it.
-        hardware: what there is; probed when not given.
+        memory_fraction: largest share of a CUDA GPU's memory that torch takes; null is all.
+        expandable_segments: whether CUDA memory grows in place, which leaves fewer gaps; null leaves it to torch.
+        matmul_precision: how exactly float32 is multiplied: "highest", or by tensor cores "high" (TensorFloat-32) or
+            "medium" (bfloat16); null leaves it to torch.
+        cudnn_benchmark: whether cuDNN tries its algorithms on each new shape and takes the fastest.
 
     Raises:
-        HardwareError: when what is asked for is not there.
+        HardwareError: when what is asked for is not there, or a setting is not for it.
     """
-    hardware = hardware or probe_hardware()
     asked = accelerator
     if accelerator == "auto":
         accelerator = "gpu" if hardware.gpus else "mps" if hardware.mps else "cpu"
@@ -86,7 +105,13 @@ def plan_hardware(
             f"`hardware.accelerator` is {accelerator}, but there is none here. Found: {hardware.describe()}. "
             "Use hardware=cpu, or hardware=auto to take the best there is."
         )
+    settings = DeviceSettings(memory_fraction, expandable_segments, matmul_precision, cudnn_benchmark)
+    settings.check(accelerator)
+    if devices == "idle":
+        devices, strategy = _choose_idle(strategy, accelerator, hardware)
     chosen = _choose_devices(devices, strategy, accelerator, available)
+    if accelerator == "gpu":
+        chosen = _prefer_idle(chosen, hardware)
     count = len(chosen) if isinstance(chosen, list) else chosen
     if strategy != "auto" and accelerator == "mps":
         raise HardwareError(
@@ -110,8 +135,9 @@ def plan_hardware(
         strategy=strategy,
         num_threads=num_threads,
         channels_last=channels_last,
-        reason=reason,
         tensor_parallel_size=tensor_parallel_size,
+        settings=settings,
+        reason=reason,
     )
 
 
@@ -163,7 +189,7 @@ def _choose_devices(devices: Any, strategy: str, accelerator: str, available: in
             )
         return available
     if isinstance(devices, int):
-        if devices > available:
+        if devices > available and accelerator != "cpu":  # processes may share a core
             raise HardwareError(
                 f"`hardware.devices` must be between 1 and {available} for {accelerator} on this machine, got "
                 f"{devices}. Use hardware.devices=auto."
@@ -175,9 +201,42 @@ def _choose_devices(devices: Any, strategy: str, accelerator: str, available: in
     wrong = [index for index in indices if index >= available]
     if wrong or not indices or len(set(indices)) < len(indices):
         raise HardwareError(
-            f"`hardware.devices` must be a list of different indices out of {list(range(available))}, got {indices}."
+            f"`hardware.devices` must be a list of different indices out of {list(range(available))}, got {indices}. "
+            "Use hardware.devices=auto."
         )
     return indices
+
+
+def _choose_idle(strategy: StrategyName, accelerator: str, hardware: Hardware) -> tuple[Any, StrategyName]:
+    """The idle GPUs where there are several, otherwise what "auto" is."""
+    if accelerator != "gpu" or len(hardware.idle_gpus) < 2:
+        return "auto", strategy
+    return hardware.idle_gpus, "ddp" if strategy == "auto" else strategy
+
+
+def _prefer_idle(chosen: int | list[int], hardware: Hardware) -> int | list[int]:
+    """A count of GPUs as the first of them, or as a list of others where some of the first are busy.
+
+    Raises:
+        HardwareError: where one of them cannot be had.
+    """
+
+    def rank(index: int) -> tuple[bool, bool, int, int]:
+        free = hardware.states[index].memory_free_bytes if hardware.states else None
+        is_busy = hardware.occupation(index) is not None
+        return bool(hardware.states and hardware.states[index].refusal), is_busy, -(free or 0) if is_busy else 0, index
+
+    indices = chosen if isinstance(chosen, list) else sorted(sorted(range(len(hardware.gpus)), key=rank)[:chosen])
+    refused = {i: why for i in indices if hardware.states and (why := hardware.states[i].refusal)}
+    if refused:
+        index, why = next(iter(refused.items()))
+        idle = hardware.idle_gpus
+        instead = f"hardware.devices={idle[:1]}".replace(" ", "") if idle else "hardware=cpu, or wait for it"
+        raise HardwareError(
+            f"`hardware.devices` needs GPU {index} {hardware.gpus[index]}, but {why}. Idle: {idle or 'none'}. "
+            f"Use {instead}."
+        )
+    return chosen if isinstance(chosen, list) or indices == list(range(chosen)) else indices
 
 
 def _explain(
@@ -186,9 +245,15 @@ def _explain(
     if accelerator == "gpu":
         indices = devices if isinstance(devices, list) else list(range(devices))
         what = ", ".join(f"GPU {index} {hardware.gpus[index]}" for index in indices)
-        idle = len(hardware.gpus) - len(indices)
-        why = "asked for" if asked != "auto" else "the first CUDA device found"
-        more = f"; {idle} more GPU(s) idle, hardware=ddp uses all" if idle and strategy == "auto" else ""
+        idle = len(set(hardware.idle_gpus) - set(indices))
+        is_idle = hardware.busy_gpus and set(indices) <= set(hardware.idle_gpus)
+        first = "idle" if is_idle else "the first CUDA device found"
+        why = "asked for" if asked != "auto" else first
+        use = "hardware=auto uses all that are" if hardware.busy_gpus else "hardware=ddp uses all"
+        more = f"; {idle} more GPU(s) idle, {use}" if idle and strategy == "auto" else ""
+        more += f"; {hardware.busy_gpus}" if hardware.busy_gpus else ""
+        if hardware.states and all(hardware.states[index].has_bfloat16 for index in indices):
+            more += "; bfloat16 by engine.precision=bf16-mixed"
     elif accelerator == "mps":
         what, more = "Apple GPU (mps)", ""
         why = "asked for" if asked != "auto" else "no CUDA device here"

@@ -97,8 +97,8 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
 
 
-def build_strategy(plan: HardwarePlan) -> str | Strategy:
-    """What Lightning's Trainer takes as its strategy."""
+def build_strategy(plan: HardwarePlan, num_nodes: int = 1) -> str | Strategy:
+    """What Lightning's Trainer takes as its strategy; on several machines layers are shared within each."""
     if not plan.is_sharded:
         return plan.strategy
-    return ShardedStrategy(plan.num_devices // plan.tensor_parallel_size, plan.tensor_parallel_size)
+    return ShardedStrategy(plan.data_parallel_size * num_nodes, plan.tensor_parallel_size)

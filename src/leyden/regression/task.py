@@ -81,10 +81,9 @@ class RegressionTask(Task):
         return "mean predictor", self.target_mean.cpu().repeat(num_rows, 1)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        if len(batch["target"]):
-            loss, outputs = self.compute_loss(batch)
-            self._update("test", loss, outputs, batch)
-            self._test_pairs.append((outputs.detach(), batch["target"]))
+        for part, (loss, outputs) in self.micro_batches.evaluate(batch, self.compute_loss):
+            self._update("test", loss, outputs, part)
+            self._test_pairs.append((outputs.detach(), part["target"]))
 
     def on_test_start(self) -> None:
         self._test_pairs.clear()

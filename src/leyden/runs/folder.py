@@ -83,6 +83,16 @@ class RunRecord:
         self.update(state=state, reason=reason, end=_now())
 
 
+def correct_end(folder: Path, state: str, reason: str) -> None:
+    """Records the end of a run for its processes, of which the first may have been killed or knows less."""
+    path = folder / "run.json"
+    if not path.is_file():
+        return
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content["state"] in ("running", "failed"):
+        write_json(path, content | {"state": state, "reason": reason, "end": _now()})
+
+
 def describe_code() -> dict[str, Any]:
     """The commit of the current folder with its dirty state (null outside a repository), and versions."""
     status = _git("status", "--porcelain")

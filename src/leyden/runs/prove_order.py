@@ -93,7 +93,7 @@ class OrderProof:
         return table
 
 
-def parse_ranks(text: str) -> list[int]:
+def parse_ranks(text: str, option: str = "--ranks") -> list[int]:
     """Numbers of processes, such as "1,2,3".
 
     Raises:
@@ -101,7 +101,7 @@ def parse_ranks(text: str) -> list[int]:
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--ranks is {text}; give whole numbers from 1 on, e.g. 1,2,3.")
+        raise ConfigError(f"{option} is {text}; give whole numbers from 1 on, e.g. 1,2,3.")
     return [int(part) for part in parts]
 
 

@@ -97,7 +97,7 @@ def prove_resume(overrides: list[str], kills: int, folder: Path, seed: int | Non
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task("straight run", total=kills + 2)
-        straight = _train(common, folder / "straight")
+        straight = run_training(common, folder / "straight")
         trace = read_trace(straight / "trace.jsonl")
         proof = Proof(len(trace), num_samples=sum(len(row["samples"]) for row in trace))
         if len(trace) <= kills:
@@ -112,10 +112,10 @@ def prove_resume(overrides: list[str], kills: int, folder: Path, seed: int | Non
         for number, step in enumerate(proof.kills):
             progress.update(bar, advance=1, description=f"kill {number + 1} of {kills}, before step {step}")
             arguments = [f"resume={killed}"] if killed else [*common, saves]
-            killed = _train([*arguments, f"{KILL}={step}"], folder / "killed", killed, dies=True)
+            killed = run_training([*arguments, f"{KILL}={step}"], folder / "killed", killed, dies=True)
         progress.update(bar, advance=1, description="to the end")
         assert killed is not None
-        _train([f"resume={killed}", f"{KILL}=null"], folder / "killed", killed)
+        run_training([f"resume={killed}", f"{KILL}=null"], folder / "killed", killed)
         progress.update(bar, advance=1)
     log = (killed / "train.log").read_text(encoding="utf-8")
     proof.resumed_from = [int(step) for step in re.findall(r"Resuming after \d+ epochs \(step (\d+)\)", log)]
@@ -123,7 +123,7 @@ def prove_resume(overrides: list[str], kills: int, folder: Path, seed: int | Non
     return proof
 
 
-def _train(arguments: list[str], outputs: Path, run: Path | None = None, dies: bool = False) -> Path:
+def run_training(arguments: list[str], outputs: Path, run: Path | None = None, dies: bool = False) -> Path:
     """Runs a training process and returns its run folder."""
     command = [sys.executable, "-m", "leyden.cli", "train", *arguments, f"paths.outputs='{outputs}'"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

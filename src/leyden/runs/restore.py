@@ -11,7 +11,6 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import nn
 
-from leyden.config import locate
 from leyden.data.batch_transforms import Cutout, GaussianNoise, RandomAffine, RandomCrop, RandomFlip
 from leyden.data.datamodule import DataModule
 from leyden.data.filters import GaussianBlur, Sharpen, SobelEdges
@@ -22,6 +21,8 @@ from leyden.engine.precision import run_in_precision
 from leyden.engine.schedule import Schedule
 from leyden.engine.task import Task
 from leyden.errors import ConfigError, DataError
+from leyden.hardware.layout import lay_out
+from leyden.signatures import locate
 
 
 @dataclass
@@ -152,5 +153,6 @@ def restore(checkpoint: Checkpoint) -> tuple[Task, DataModule]:
         raise ConfigError(f"{checkpoint.path} holds a plain Lightning module; only Leyden's tasks are restored.")
     data.load_state_dict(checkpoint.data_state)
     run_in_precision(task.net, str(checkpoint.config["engine"]["precision"]))
+    lay_out(task.net, checkpoint.config["hardware"]["channels_last"], "cpu")
     task.load_state_dict(checkpoint.state_dict)
     return task.eval(), data

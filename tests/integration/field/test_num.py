@@ -109,4 +109,4 @@ def test_num_07_float16_on_a_cpu_is_refused_before_training(train: Callable) -> 
     assert result.exit_code == 1
     assert "`engine.precision` 16-mixed does not work on cpu" in result.output
     assert "Allowed here: 32-true, bf16-mixed, bf16-true, 64-true. Use engine.precision=bf16-mixed." in result.output
-    assert not (result.folder / "checkpoints").exists()
+    assert not result.folders

@@ -176,7 +176,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     task = build()
     task.bad_gradients = (10,)
     with pytest.raises(TrainingError, match=r"`net\.0\.weight` is not finite after step 10, so no checkpoint"):
-        fit(tmp_path, task, limit_val_batches=0, callbacks=[Checkpoint(monitor=None, mode="min")])
+        fit(tmp_path, task, limit_val_batches=0, callbacks=[Checkpoint(None, "min", min_interval_s=0)])
     assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 5
 
 

@@ -1,10 +1,12 @@
 """Which devices a run takes on machines of all kinds, and what is said where they are not there."""
 
+import os
 from typing import Any
 
 import pytest
 
 from leyden.errors import HardwareError
+from leyden.hardware.nvml import Gpu
 from leyden.hardware.plan import HardwarePlan, plan_hardware
 from leyden.hardware.probe import Hardware, probe_hardware
 
@@ -14,12 +16,32 @@ MAC = Hardware(gpus=(), mps=True, cpu="Apple M3", num_cores=8)
 BOTH = Hardware(gpus=("T4",), mps=True, cpu="Xeon", num_cores=2)
 ONE_GPU = Hardware(gpus=("NVIDIA H200",), mps=False, cpu="Xeon", num_cores=16)
 FOUR_GPUS = Hardware(gpus=("A100", "A100", "T4", "T4"), mps=False, cpu="Xeon", num_cores=16)
+GIB = 2**30
+
+NO_SETTINGS = {
+    "tensor_parallel_size": None,
+    "memory_fraction": None,
+    "expandable_segments": None,
+    "matmul_precision": None,
+    "cudnn_benchmark": False,
+}
+
+
+def gpu(name: str = "A100", used_gib: int = 0, **more: Any) -> Gpu:
+    return Gpu(name, memory_total_bytes=40 * GIB, memory_free_bytes=(40 - used_gib) * GIB, **more)
+
+
+def with_states(*states: Gpu) -> Hardware:
+    return Hardware(tuple(state.name for state in states), False, "Xeon", 16, states)
+
+
+FIRST_BUSY = with_states(gpu(used_gib=30), gpu(), gpu())
 
 
 def plan(hardware: Hardware, **changes: Any) -> HardwarePlan:
     settings: dict[str, Any] = {"accelerator": "auto", "devices": "auto", "strategy": "auto", "num_threads": None}
-    settings["channels_last"] = "auto"
-    return plan_hardware(**(settings | changes), hardware=hardware)
+    settings |= {"channels_last": "auto", **NO_SETTINGS}
+    return plan_hardware(hardware, **(settings | changes))
 
 
 @pytest.mark.parametrize(
@@ -41,6 +63,13 @@ def plan(hardware: Hardware, **changes: Any) -> HardwarePlan:
             "cpu",
             2,
             "CPU Xeon (4 cores) by ddp in 2 processes (no CUDA or Apple GPU found)",
+        ),
+        (
+            CPU,  # processes may share a core
+            {"strategy": "ddp", "devices": 5},
+            "cpu",
+            5,
+            "CPU Xeon (4 cores) by ddp in 5 processes (no CUDA or Apple GPU found)",
         ),
         (MAC, {}, "mps", 1, "Apple GPU (mps) (no CUDA device here)"),
         (MAC, {"accelerator": "mps"}, "mps", 1, "Apple GPU (mps) (asked for)"),
@@ -90,6 +119,102 @@ def test_choice_and_reason(
     assert found.reason == reason
 
 
+BUSY = "GPU 0 is busy (30.0 of 40.0 GiB in use)"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "changes", "devices", "strategy", "reason"),
+    [
+        # hardware=auto: all idle ones, by ddp where there are several
+        (
+            FOUR_GPUS,
+            {"devices": "idle"},
+            [0, 1, 2, 3],
+            "ddp",
+            "GPU 0 A100, GPU 1 A100, GPU 2 T4, GPU 3 T4 by ddp in 4 processes (the first CUDA device found)",
+        ),
+        (
+            FIRST_BUSY,
+            {"devices": "idle"},
+            [1, 2],
+            "ddp",
+            f"GPU 1 A100, GPU 2 A100 by ddp in 2 processes (idle; {BUSY})",
+        ),
+        (with_states(gpu(used_gib=30), gpu()), {"devices": "idle"}, [1], "auto", f"GPU 1 A100 (idle; {BUSY})"),
+        (ONE_GPU, {"devices": "idle"}, 1, "auto", "GPU 0 NVIDIA H200 (the first CUDA device found)"),
+        (CPU, {"devices": "idle"}, 1, "auto", "CPU Xeon (4 cores) (no CUDA or Apple GPU found)"),
+        (MAC, {"devices": "idle"}, 1, "auto", "Apple GPU (mps) (no CUDA device here)"),
+        # none is idle: the one with the most free memory, and it is said
+        (
+            with_states(gpu(used_gib=30), gpu(used_gib=20)),
+            {"devices": "idle"},
+            [1],
+            "auto",
+            f"GPU 1 A100 (the first CUDA device found; {BUSY}, GPU 1 is busy (20.0 of 40.0 GiB in use))",
+        ),
+        # one, or a count: idle ones first
+        (
+            FIRST_BUSY,
+            {"accelerator": "gpu"},
+            [1],
+            "auto",
+            f"GPU 1 A100 (asked for; 1 more GPU(s) idle, hardware=auto uses all that are; {BUSY})",
+        ),
+        (
+            FIRST_BUSY,
+            {"strategy": "ddp", "devices": 2},
+            [1, 2],
+            "ddp",
+            f"GPU 1 A100, GPU 2 A100 by ddp in 2 processes (idle; {BUSY})",
+        ),
+        # a busy one that was asked for is taken, and it is said
+        (
+            FIRST_BUSY,
+            {"strategy": "ddp"},
+            3,
+            "ddp",
+            f"GPU 0 A100, GPU 1 A100, GPU 2 A100 by ddp in 3 processes (the first CUDA device found; {BUSY})",
+        ),
+        (
+            FIRST_BUSY,
+            {"devices": [0]},
+            [0],
+            "auto",
+            f"GPU 0 A100 (the first CUDA device found; 2 more GPU(s) idle, hardware=auto uses all that are; {BUSY})",
+        ),
+        (
+            with_states(gpu(capability=(8, 0))),
+            {},
+            1,
+            "auto",
+            "GPU 0 A100 (the first CUDA device found; bfloat16 by engine.precision=bf16-mixed)",
+        ),
+        (with_states(gpu("T4", capability=(7, 5))), {}, 1, "auto", "GPU 0 T4 (the first CUDA device found)"),
+    ],
+)
+def test_idle_gpus_are_taken(
+    hardware: Hardware, changes: dict[str, Any], devices: int | list[int], strategy: str, reason: str
+) -> None:
+    found = plan(hardware, **changes)
+    assert (found.devices, found.strategy) == (devices, strategy)
+    assert found.reason == reason
+
+
+def test_gpu_that_lets_nobody_in_is_passed_over_or_refused() -> None:
+    taken = gpu(compute_mode="exclusive", num_processes=1)
+    assert plan(with_states(taken, gpu())).devices == [1]
+    assert plan(with_states(taken, gpu(used_gib=30))).devices == [1]  # better a busy one
+    for changes in ({"devices": [0]}, {"devices": 2, "strategy": "ddp"}):
+        with pytest.raises(HardwareError) as caught:
+            plan(with_states(taken, gpu()), **changes)
+        assert str(caught.value) == (
+            "`hardware.devices` needs GPU 0 A100, but its compute mode is exclusive, and another process has it. "
+            "Idle: [1]. Use hardware.devices=[1]."
+        )
+    with pytest.raises(HardwareError, match=r"Idle: none\. Use hardware=cpu, or wait for it"):
+        plan(with_states(gpu(compute_mode="prohibited")))
+
+
 @pytest.mark.parametrize(
     ("hardware", "changes", "words"),
     [
@@ -106,11 +231,6 @@ def test_choice_and_reason(
             FOUR_GPUS,
             {"devices": 8, "strategy": "ddp"},
             "`hardware.devices` must be between 1 and 4 for gpu on this machine, got 8. Use hardware.devices=auto.",
-        ),
-        (
-            CPU,
-            {"devices": 5, "strategy": "ddp"},
-            "`hardware.devices` must be between 1 and 4 for cpu on this machine, got 5.",
         ),
         (
             FOUR_GPUS,
@@ -189,13 +309,10 @@ def test_what_is_not_there_is_an_error(hardware: Hardware, changes: dict[str, An
     assert words in str(caught.value)
 
 
-def test_this_machine_is_probed_when_no_hardware_is_given() -> None:
-    import os
-
-    found = plan_hardware("cpu", "auto", "auto", None, "auto")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    assert probe_hardware().num_cores == cores
-    assert f"({cores} cores)" in found.reason
+def test_cores_of_this_machine() -> None:
+    hardware = probe_hardware()
+    assert 1 <= hardware.num_cores <= (os.cpu_count() or 1)
+    assert f"({hardware.num_cores} cores)" in plan(hardware, accelerator="cpu").reason
 
 
 def test_description_names_everything() -> None:

@@ -27,6 +27,7 @@ CONFIG: dict[str, Any] = {
     "optim": {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.1},
     "schedule": {"_target_": "leyden.engine.schedule.Constant"},
     "engine": {"precision": "32-true"},
+    "hardware": {"channels_last": "auto"},
 }
 
 

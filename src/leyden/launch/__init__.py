@@ -1,0 +1,1 @@
+"""Several processes for one run: they are started, watched, and ended together."""
