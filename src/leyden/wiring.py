@@ -13,6 +13,7 @@ from hydra.utils import instantiate
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.precision import DoublePrecision
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
@@ -270,11 +271,13 @@ def build_trainer(
     step = {} if owns_step else step_arguments(engine)
     place = find_place()
     num_nodes = place.num_nodes if place else 1
+    precision = trainer_precision(engine.number_format, owns_step)
+    doubles = plan.is_sharded and precision == "64-true"  # which the trainer refuses by name, but not as a plugin
     trainer: Trainer = instantiate(
         cfg.trainer,
         **{**plan.trainer_arguments(), "strategy": build_strategy(plan, num_nodes)},
         **({"inference_mode": False} if plan.is_sharded else {}),  # its tensors cannot be trained on later (torch 2.14)
-        precision=trainer_precision(engine.number_format, owns_step),
+        precision=None if doubles else precision,
         benchmark=plan.settings.cudnn_benchmark,
         **step,
         deterministic=engine.deterministic,
@@ -285,7 +288,11 @@ def build_trainer(
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         enable_progress_bar=any(callback.__class__.__name__ == "Progress" for callback in callbacks),
         use_distributed_sampler=False,
-        plugins=[CheckpointWriter(), *([LightningEnvironment()] if place else [])],
+        plugins=[
+            CheckpointWriter(),
+            *([LightningEnvironment()] if place else []),
+            *([DoublePrecision()] if doubles else []),
+        ],
         num_nodes=num_nodes,
         sync_batchnorm=plan.syncs_batch_norm,
         _convert_="all",

@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors"},
     "hardware": {"errors", "sharding"},
     "engine": {"data", "errors", "nets", "sharding"},
-    "callbacks": {"config", "data", "errors"},
+    "callbacks": {"config", "data", "errors", "sharding"},
     "runs": {"callbacks", "config", "data", "engine", "errors", "hardware", "sharding", "signatures", "wiring"},
     "regression": {"data", "engine", "errors", "nets", "sharding"},
     "vision": {"data", "engine", "errors", "nets"},
