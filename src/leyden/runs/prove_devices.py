@@ -117,7 +117,8 @@ class DeviceProof:
     def table(self) -> Table:
         """The table that the command prints: relative differences; bytes of parameters and sent per step.
 
-        "parts" is the share that a process has of the parameters that are held in parts.
+        "parts" is the share that a process has of the parameters that are held in parts. Of processes that differ it is
+        the largest.
         """
         table = Table(
             box=box.SIMPLE_HEAD,
@@ -137,7 +138,7 @@ class DeviceProof:
                 "equal" if not one.metrics else ", ".join(one.metrics),
                 "equal" if one.same_order else "[red]other[/]",
                 _bytes(one.found.parameter_bytes),
-                _shares(one.found.part_fracs),
+                _share(one.found.part_fracs),
                 _bytes(one.found.bytes_per_step),
                 "[green]yes[/]" if one.is_equal else "[red]NO[/]",
             )
@@ -274,13 +275,9 @@ def _printed(value: float | None) -> str | None:
 
 
 def _bytes(values: Sequence[float]) -> str:
-    """Bytes of the processes; one number where all have the same."""
-    return _once([f"{value / 1e6:,.1f} MB" if value >= 1e6 else f"{value / 1e3:,.1f} kB" for value in values])
+    largest = max(values)
+    return f"{largest / 1e6:,.1f} MB" if largest >= 1e6 else f"{largest / 1e3:,.1f} kB"
 
 
-def _shares(fracs: Sequence[float]) -> str:
-    return _once(["" if math.isnan(frac) else f"{100 * frac:.0f} %" for frac in fracs])
-
-
-def _once(shown: Sequence[str]) -> str:
-    return shown[0] if len(set(shown)) == 1 else " ".join(shown)
+def _share(fracs: Sequence[float]) -> str:
+    return "" if math.isnan(fracs[0]) else f"{100 * max(fracs):.0f} %"
