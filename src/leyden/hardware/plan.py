@@ -231,7 +231,7 @@ def _prefer_idle(chosen: int | list[int], hardware: Hardware) -> int | list[int]
     if refused:
         index, why = next(iter(refused.items()))
         idle = hardware.idle_gpus
-        instead = f"hardware.devices={idle[:1]}".replace(" ", "") if idle else "hardware=cpu, or wait for it"
+        instead = f"hardware.devices={idle[:1]}".replace(" ", "") if idle else "hardware=cpu, or make it available"
         raise HardwareError(
             f"`hardware.devices` needs GPU {index} {hardware.gpus[index]}, but {why}. Idle: {idle or 'none'}. "
             f"Use {instead}."

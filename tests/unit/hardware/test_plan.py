@@ -211,7 +211,7 @@ def test_gpu_that_lets_nobody_in_is_passed_over_or_refused() -> None:
             "`hardware.devices` needs GPU 0 A100, but its compute mode is exclusive, and another process has it. "
             "Idle: [1]. Use hardware.devices=[1]."
         )
-    with pytest.raises(HardwareError, match=r"Idle: none\. Use hardware=cpu, or wait for it"):
+    with pytest.raises(HardwareError, match=r"Idle: none\. Use hardware=cpu, or make it available"):
         plan(with_states(gpu(compute_mode="prohibited")))
 
 
