@@ -260,6 +260,8 @@ def devices(
         place = (folder or Path(temporary)).absolute()
         proof = _report_errors(lambda: run(place))
     Console().print(proof.table())
+    for name, reason in proof.refused.items():
+        typer.echo(f"{name}: {reason}")
     raise typer.Exit(0 if proof.all_equal else 1)
 
 

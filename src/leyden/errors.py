@@ -61,3 +61,27 @@ class Interrupted(BaseException):
 
 
 USER_ERRORS = (ConfigError, HardwareError, DataError, TrainingError)
+
+# What libraries say where memory ran out but the kind of the error does not
+OUT_OF_MEMORY_TEXTS = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "HIP out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # torch has freed its caches and tried again before
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "MPS backend out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",  # on Windows
+)
+
+
+def is_out_of_memory(err: BaseException) -> bool:
+    """Whether an error says that a device or the host has no memory left (torch need not be imported for this)."""
+    if isinstance(err, USER_ERRORS):
+        return False
+    if isinstance(err, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(err).__mro__):
+        return True
+    return isinstance(err, RuntimeError) and any(text in str(err) for text in OUT_OF_MEMORY_TEXTS)

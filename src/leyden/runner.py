@@ -29,6 +29,7 @@ from leyden.engine.task import Task
 from leyden.errors import ConfigError, HardwareError, Interrupted, ProcessError, TrainingError
 from leyden.hardware.allocator import keep_freed_memory
 from leyden.hardware.plan import HardwarePlan, plan_hardware
+from leyden.hardware.probe import probe_hardware
 from leyden.hardware.threads import set_threads
 from leyden.launch.external import publish
 from leyden.launch.job import Job
@@ -38,6 +39,7 @@ from leyden.runs.folder import RunRecord, command_line, correct_end, hash_config
 from leyden.runs.pictures import draw_curves, write_pictures
 from leyden.runs.results import build_table, compute_baseline, predict_probes
 from leyden.runs.resume import Stopped, check_resumable, find_states, load_stopped, resume_command, set_aside
+from leyden.sharding import all_finite, split_state
 from leyden.wiring import Assembly, assemble, drop_replaced_keys
 
 log = logging.getLogger(__name__)
@@ -98,10 +100,10 @@ def plan_run(cfg: DictConfig, place: Place | None) -> HardwarePlan:
     settings: dict[str, Any] = OmegaConf.to_container(cfg.hardware, resolve=True)  # type: ignore[assignment]
     if place is not None:
         settings |= share_place(settings, place)
-    plan = plan_hardware(**settings)
+    plan = plan_hardware(probe_hardware(), **settings)
     check_precision(Engine(**cfg.engine).number_format, plan.accelerator)
     plan.settings.check_deterministic(cfg.engine.deterministic)
-    count = plan.num_devices if place is None else place.world_size
+    count = plan.data_parallel_size if place is None else place.world_size // plan.tensor_parallel_size
     if count > cfg.data.get("batch_size", count):
         raise ConfigError(
             f"`data.batch_size` is {cfg.data.batch_size}, but {count} devices share each batch. "
@@ -192,7 +194,8 @@ def run_here(cfg: DictConfig, run_dir: Path, plan: HardwarePlan | None = None) -
             finally:
                 close_loggers(assembly)
                 shut_down()
-                record.update(num_threads=torch.get_num_threads())
+                size = assembly.task.micro_batches.size if isinstance(assembly.task, Task) else None
+                record.update(num_threads=torch.get_num_threads(), micro_batch_size=size)
         except Interrupted as err:
             end_interrupted(record, err, run_dir)
             raise
@@ -258,7 +261,7 @@ def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = No
         )
         results |= {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
     elif callback is not None:
-        task.load_state_dict(read_checkpoint(tested)["state_dict"])
+        task.load_state_dict(split_state(task, read_checkpoint(tested)["state_dict"]))
     if config["objective"]["metric"].startswith("test/"):
         objective = results.get(config["objective"]["metric"])
     report(assembly, results, objective, num_steps, run_dir)
@@ -353,7 +356,7 @@ def check_trained(task: torch.nn.Module, num_steps: int, results: dict[str, floa
             "No optimiser step was taken, so nothing was learned. Look at trainer.max_epochs, trainer.max_steps and "
             "trainer.limit_train_batches."
         )
-    bad = [name for name, p in task.named_parameters() if not torch.isfinite(p).all()]
+    bad = [name for name, p in task.named_parameters() if not all_finite(p)]
     if bad:
         raise TrainingError(f"The weights {bad[0]} are not finite after training. Lower optim.lr or clip the gradient.")
     wrong = [name for name, value in results.items() if not math.isfinite(value)]

@@ -34,7 +34,7 @@ def parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter]
     named = {
         name: parameter
         for name, parameter in found.items()
-        if parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     }
     rest = next((p.name for p in found.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
     unpacked = _unpacked(target, rest)

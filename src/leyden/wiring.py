@@ -13,6 +13,7 @@ from hydra.utils import instantiate
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.precision import DoublePrecision
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
@@ -24,6 +25,7 @@ from leyden.data.datamodule import DataModule
 from leyden.engine.checkpoint import CheckpointWriter
 from leyden.engine.compile import compile_net
 from leyden.engine.foreign import check_foreign, step_arguments
+from leyden.engine.parallel import check_sharding, explain_batch_norm
 from leyden.engine.precision import convert_net, trainer_precision
 from leyden.engine.recompute import recompute_blocks
 from leyden.engine.settings import Engine
@@ -32,6 +34,7 @@ from leyden.engine.threads import ThreadChoice
 from leyden.errors import USER_ERRORS, ConfigError
 from leyden.hardware.layout import lay_out
 from leyden.hardware.plan import HardwarePlan
+from leyden.hardware.strategies import build_strategy
 from leyden.launch.place import find_place
 from leyden.signatures import locate, parameters
 
@@ -270,10 +273,14 @@ def build_trainer(
     # A Leyden task accumulates and clips in its own step; a plain LightningModule leaves that to the trainer.
     step = {} if owns_step else step_arguments(engine)
     place = find_place()
+    num_nodes = place.num_nodes if place else 1
+    precision = trainer_precision(engine.number_format, owns_step)
+    doubles = plan.is_sharded and precision == "64-true"  # which the trainer refuses by name, but not as a plugin
     trainer: Trainer = instantiate(
         cfg.trainer,
-        **plan.trainer_arguments(),
-        precision=trainer_precision(engine.number_format, owns_step),
+        **{**plan.trainer_arguments(), "strategy": build_strategy(plan, num_nodes)},
+        **({"inference_mode": False} if plan.is_sharded else {}),  # its tensors cannot be trained on later (torch 2.14)
+        precision=None if doubles else precision,
         benchmark=plan.settings.cudnn_benchmark,
         **step,
         deterministic=engine.deterministic,
@@ -284,8 +291,13 @@ def build_trainer(
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         enable_progress_bar=any(callback.__class__.__name__ == "Progress" for callback in callbacks),
         use_distributed_sampler=False,
-        plugins=[CheckpointWriter(), *([LightningEnvironment()] if place else [])],
-        num_nodes=place.num_nodes if place else 1,
+        plugins=[
+            CheckpointWriter(),
+            *([LightningEnvironment()] if place else []),
+            *([DoublePrecision()] if doubles else []),
+        ],
+        num_nodes=num_nodes,
+        sync_batchnorm=plan.syncs_batch_norm,
         _convert_="all",
     )
     return trainer
@@ -310,11 +322,21 @@ def assemble(cfg: DictConfig, plan: HardwarePlan, run_dir: Path, callbacks: Sequ
     task = build_task(cfg, facts)
     if isinstance(task, Task):
         task.engine = Engine(**cfg.engine)
+        task.micro_batches.folder = Path(cfg.paths.outputs) / cfg.name / ".micro_batch_sizes"
         convert_net(task.net, task.engine.number_format)
         lay_out(task.net, plan.channels_last, plan.accelerator)
         if task.engine.activation_checkpointing:
             recompute_blocks(task.net)
+        if plan.is_sharded:
+            num_nodes = place.num_nodes if (place := find_place()) else 1
+            check_sharding(task.net, task.engine, plan.data_parallel_size * num_nodes, plan.tensor_parallel_size)
+        explain_batch_norm(task.net, plan.strategy, plan.syncs_batch_norm)
     else:
+        if plan.is_sharded:
+            raise ConfigError(
+                f"`hardware.strategy` {plan.strategy} cuts the network of a Leyden task into parts, which "
+                f"{cfg.model._target_} is not. Use hardware=ddp, or a task of leyden.engine.task.Task."
+            )
         check_foreign(Engine(**cfg.engine), task, cfg.model._target_)
         if plan.channels_last is True:
             raise ConfigError(

@@ -112,7 +112,10 @@ ONE = {
         {"hardware.accelerator": "tpu"},
         "`hardware.accelerator` must be 'auto', 'cpu', 'gpu' or 'mps', got 'tpu'.",
     ),
-    "strategy": ({"hardware.strategy": "fsdp"}, "`hardware.strategy` must be 'auto' or 'ddp', got 'fsdp'."),
+    "strategy": (
+        {"hardware.strategy": "fsdp3"},
+        "`hardware.strategy` must be 'auto', 'ddp', 'fsdp', 'tensor_parallel' or 'fsdp_tensor_parallel'",
+    ),
     "no devices": (
         {"hardware.devices": 0},
         "`hardware.devices` must be 'auto' or 'idle' or greater than or equal to 1",
@@ -341,7 +344,7 @@ def test_parameters() -> None:
     def closed(a: int) -> None: ...
 
     named, takes_any = parameters(function)
-    assert list(named) == ["a", "b", "c"]
+    assert list(named) == ["b", "c"]  # a config cannot name what is given by position only
     assert takes_any
     assert parameters(closed)[1] is False
 

@@ -64,6 +64,8 @@ def config(**changes: Any) -> DictConfig:
                 "precision": "32-true",
                 "accumulate_batches": 2,
                 "micro_batch_size": None,
+                "remember_micro_batch_size": True,
+                "inject_out_of_memory_above": None,
                 "steps_per_execution": "auto",
                 "gradient_clip_value": None,
                 "gradient_clip_norm": 1.5,
@@ -100,7 +102,7 @@ def _deterministic_algorithms() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-PLAN = plan_hardware("cpu", "auto", "auto", None, "auto", None, None, None, False, Hardware((), False, "Xeon", 2))
+PLAN = plan_hardware(Hardware((), False, "Xeon", 2), "cpu", "auto", "auto", None, None, "auto", None, None, None, False)
 
 
 # ---- replaced targets ----------------------------------------------------------------------------------------

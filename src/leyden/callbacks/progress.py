@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from leyden.data.ranks import data_size
+
 log = logging.getLogger(__name__)
 
 MAX_LINES = 20
@@ -65,7 +67,7 @@ class Progress(ProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._num_samples += _num_samples(batch) * trainer.world_size
+        self._num_samples += _num_samples(batch) * data_size(trainer)
         if self._bar is not None:
             self._bar.update(
                 self._task_id,

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from leyden.sharding import own_part
 
 NAMESPACES = ("c10d", "c10d_functional", "_c10d_functional")
 WAITS = ("wait_tensor", "barrier")
@@ -62,10 +63,12 @@ class Traffic(Callback):
         self._counter.__exit__(None, None, None)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        with torch.no_grad():
-            held = [p.to_local() if isinstance(p, DTensor) else p for p in pl_module.parameters()]
+        parameters = list(pl_module.parameters())
+        parts = [p for p in parameters if isinstance(p, DTensor)]
         content = {
-            "parameter_bytes": sum(local.numel() * local.element_size() for local in held),
+            "parameter_bytes": sum(own_part(p).nbytes for p in parameters),
+            "part_bytes": sum(own_part(p).nbytes for p in parts),
+            "parted_bytes": sum(p.numel() * p.element_size() for p in parts),
             "bytes_per_step": self._counter.num_bytes / max(1, trainer.global_step),
         }
         path = Path(trainer.default_root_dir) / f"traffic_{trainer.global_rank}.json"

@@ -19,6 +19,7 @@ import leyden
 from leyden.data.cache import build_once, content_key
 from leyden.data.loaders import Batch, Batches, BatchLoader, TensorLoader
 from leyden.data.order import derive_seed
+from leyden.data.ranks import data_rank, data_size
 from leyden.data.residency import (
     Kind,
     Residency,
@@ -29,6 +30,7 @@ from leyden.data.residency import (
     map_arrays,
     move_to_disk,
     num_bytes,
+    place,
     save_arrays,
 )
 from leyden.data.workers import Rows, Samples, WorkerLoader, default_num_workers
@@ -121,7 +123,7 @@ class DataModule(LightningDataModule):
         self.settings: dict[str, Any] = {}  # the config's section, for the key of a cache; set by the wiring
         self.is_mapped = False  # whether the splits' memory is that of files
         self._residency: Residency | None = None
-        self._on_device: dict[str, Batch] = {}
+        self._on_device: dict[str, Batch | None] = {}  # None: it does not fit
         # Set by the wiring: what the network, the engine and the trainer need of the training loader.
         self.min_last_train = 1
         self.with_index = False
@@ -281,10 +283,13 @@ class DataModule(LightningDataModule):
             return WorkerLoader(samples, size, shuffle, self.seed, self.num_workers, **options)
         tensors = self.splits[split]
         if residency.kind == "device" and self.trainer:
+            device = self.trainer.strategy.root_device
             if split not in self._on_device:
-                device = self.trainer.strategy.root_device
-                self._on_device[split] = {name: tensor.to(device) for name, tensor in tensors.items()}
-            tensors = self._on_device[split]
+                self._on_device[split] = place(tensors, device, self.loading["residency"])
+            placed = self._on_device[split]
+            if placed is None:
+                options["device"] = device
+            tensors = tensors if placed is None else placed
         return TensorLoader(tensors, size, shuffle, self.seed, **options)
 
     def use_residency(self, kind: Kind) -> None:
@@ -296,8 +301,8 @@ class DataModule(LightningDataModule):
         """What the trainer, the network and the engine ask of a loader."""
         trainer = self.trainer
         return {
-            "rank": trainer.global_rank if trainer else 0,
-            "world_size": trainer.world_size if trainer else 1,
+            "rank": data_rank(trainer) if trainer else 0,
+            "world_size": data_size(trainer) if trainer else 1,
             "min_last": self.min_last_train if shuffle else 1,
             "trim": self.trim_batch if self.trims else None,
             "batches_per_item": self.batches_per_item if shuffle and grouped else None,
@@ -381,7 +386,7 @@ class DataModule(LightningDataModule):
         """The source of augmentation for a batch of an epoch, by its position alone."""
         if not self.has_augmentation or self.trainer is None:
             return None
-        seed = derive_seed(self.seed, "augment", self.trainer.current_epoch, index, self.trainer.global_rank)
+        seed = derive_seed(self.seed, "augment", self.trainer.current_epoch, index, data_rank(self.trainer))
         return torch.Generator(next(iter(batch.values())).device).manual_seed(seed)
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor
 
 from leyden.data.loaders import Batch
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, is_out_of_memory
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["auto", "device", "host", "mmap", "workers"]
 
@@ -92,6 +95,29 @@ def choose_residency(wanted: Kind, room: Room) -> Residency:
     if wanted == "device" and on_cpu:
         return Residency("host", f"{size} in memory, which is the device's")
     return Residency(wanted, f"{size}, asked for")
+
+
+def place(tensors: Batch, device: torch.device, wanted: Kind) -> Batch | None:
+    """Copies of a split's tensors on a device; None where "auto" chose that and they do not fit after all.
+
+    What is free changes between the choice and the copy: by the network, and by other processes.
+
+    Raises:
+        ConfigError: when the device was asked for.
+    """
+    try:
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+    except (RuntimeError, MemoryError) as err:
+        if not is_out_of_memory(err):
+            raise
+        reason = str(err).splitlines()[0] if str(err) else type(err).__name__
+    size = format_bytes(num_bytes({"": tensors}))
+    if wanted == "device":
+        raise ConfigError(
+            f"`data.residency` is device, but {size} do not fit on {device}: {reason} Use data.residency=host."
+        )
+    log.warning("Batches from memory after all, copied ahead: %s do not fit on %s: %s", size, device, reason)
+    return None
 
 
 def free_memory() -> int:

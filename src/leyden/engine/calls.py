@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Trainer
@@ -10,6 +11,7 @@ from lightning.pytorch import Trainer
 from leyden.data.datamodule import DataModule
 from leyden.data.loaders import BatchLoader
 from leyden.engine.rehearsal import measure_step_s
+from leyden.sharding import is_sharded
 
 if TYPE_CHECKING:
     from leyden.engine.task import Task
@@ -35,7 +37,9 @@ def plan_calls(task: Task, data: DataModule, trainer: Trainer) -> None:
         validate_every = max(accumulate, validate_every // accumulate * accumulate)
         log.warning("Validation is at the end of optimiser steps: every %d batches.", validate_every)
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-    step_time_s = measure_step_s(task, data, trainer) if task.engine.steps_per_execution == "auto" else 0.0
+    step_time_s = 0.0
+    if task.engine.steps_per_execution == "auto":  # steps of a network in parts are not measured, and taken one by one
+        step_time_s = math.inf if is_sharded(task.net) else measure_step_s(task, data, trainer)
     save_every = getattr(trainer.checkpoint_callback, "every_n_steps", None)
     intervals = [every, *([save_every] if save_every else [])]
     # Calls also end where the run goes on within an epoch, and where it stops
@@ -90,3 +94,14 @@ def limit_batches(num_batches: int, limit: float | int | None) -> int:
     if limit is None:
         return num_batches
     return min(num_batches, limit) if isinstance(limit, int) else int(num_batches * limit)
+
+
+def count_steps(task: Task) -> int:
+    """Optimiser steps of the whole run of a task, once its trainer has the training loader."""
+    trainer = task.trainer
+    loader = trainer.train_dataloader
+    batches = loader.num_batches if isinstance(loader, BatchLoader) else int(trainer.num_training_batches)
+    limits = [trainer.max_steps] if trainer.max_steps > 0 else []
+    if trainer.max_epochs is not None and trainer.max_epochs > 0:
+        limits.append(-(-batches // task.engine.accumulate_batches) * trainer.max_epochs)
+    return max(1, min(limits))

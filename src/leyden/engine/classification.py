@@ -118,10 +118,9 @@ class ClassificationTask(Task):
         return outputs, batch["label"]
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        if len(batch["label"]):
-            loss, logits = self.compute_loss(batch)
-            self._update("test", loss, logits, batch)
-            self.confusion_matrix.update(logits, batch["label"])
+        for part, (loss, logits) in self.micro_batches.evaluate(batch, self.compute_loss):
+            self._update("test", loss, logits, part)
+            self.confusion_matrix.update(logits, part["label"])
 
     def baseline_outputs(self, data: DataModule, num_rows: int) -> tuple[str, Tensor]:
         majority = int(torch.bincount(data.splits["train"]["label"].long()).argmax())

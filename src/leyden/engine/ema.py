@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from leyden.sharding import own_part, split_like, whole_of_part
+
 KEY = "ema"  # in a checkpoint: which weights `state_dict` has, and those of the last step where it has the average
 
 
@@ -44,12 +46,11 @@ class WeightAverage:
             self._mix(self._average, weights, 0)
 
     def _weights(self) -> list[Tensor]:
-        return [
-            p.detach().float() if p.dtype in (torch.bfloat16, torch.float16) else p.detach() for p in self._params()
-        ]
+        return [p.float() if p.dtype in (torch.bfloat16, torch.float16) else p for p in self._params()]
 
     def _params(self) -> list[Tensor]:
-        return list(self.net.parameters())
+        """The parameters, of which a process may hold parts only; an average needs no more."""
+        return [own_part(p) for p in self.net.parameters()]
 
     def _move(self) -> None:
         """To the network's device, after a checkpoint was loaded."""
@@ -79,7 +80,7 @@ class WeightAverage:
         checkpoint[KEY] = {"weights": "raw"}
         if self._average is None:
             return
-        raw = self._raw or [p.detach() for p in self._params()]
+        raw = self._raw or self._params()
         checkpoint[KEY] = {"weights": "ema", "raw": dict(self._named(raw, prefix))}
         checkpoint["state_dict"] = {**checkpoint["state_dict"], **dict(self._named(self._average, prefix))}
 
@@ -90,11 +91,13 @@ class WeightAverage:
         if checkpoint.get(KEY, {}).get("weights") == "ema":
             names = {id(p): f"{prefix}{name}" for name, p in self.net.named_parameters()}
             # Copies: the originals are those that the network is loaded from
-            self._average = [checkpoint["state_dict"][names[id(p)]].clone() for p in self._params()]
+            saved = checkpoint["state_dict"]
+            self._average = [own_part(split_like(saved[names[id(p)]], p)).clone() for p in self.net.parameters()]
 
     def _named(self, values: list[Tensor], prefix: str) -> list[tuple[str, Tensor]]:
         """Values of the parameters under all their names, as shared parameters have several."""
-        by_id = {id(p): value for p, value in zip(self._params(), values, strict=True)}
+        params = list(self.net.parameters())
+        by_id = {id(p): whole_of_part(value, p) for p, value in zip(params, values, strict=True)}
         return [(f"{prefix}{name}", by_id[id(p)]) for name, p in self.net.named_parameters(remove_duplicate=False)]
 
 

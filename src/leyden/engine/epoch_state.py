@@ -10,6 +10,8 @@ from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
+from leyden.data.ranks import data_rank, data_size
+
 # Outputs of training are kept for the metrics up to this many numbers (16 MiB in float32).
 MAX_SEEN_ELEMENTS = 2**22
 
@@ -45,6 +47,13 @@ class Seen:
         self._parts.append((loss, length, outputs, targets))
         self._num_elements += outputs.numel()
 
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def cut(self, length: int) -> None:
+        """Forgets what came after the first `length` micro-batches."""
+        self.load([list(part) for part in self._parts[:length]])
+
     @property
     def is_full(self) -> bool:
         """Whether they should be added now, before they take much memory."""
@@ -65,12 +74,12 @@ class Seen:
 
     def load(self, state: list[list[Any]], device: torch.device | None = None) -> None:
         """Goes on from what `state` gave."""
-        self._parts = [tuple(v.to(device) if isinstance(v, Tensor) else v for v in part) for part in state]
+        self._parts = [tuple(v.to(device or v.device) if isinstance(v, Tensor) else v for v in part) for part in state]
         self._num_elements = sum(part[2].numel() for part in self._parts)
 
 
 def save_epoch(trainer: Trainer, metrics: nn.ModuleDict, seen: Seen) -> list[dict[str, Any]]:
-    """The sums of all metrics and what is not yet added to them, one entry per process.
+    """The sums of all metrics and what is not yet added to them, one entry per part of a batch.
 
     What is seen but not added up is kept as it is: adding it now would change the order of the sums, and so their last
     bits.
@@ -85,21 +94,21 @@ def save_epoch(trainer: Trainer, metrics: nn.ModuleDict, seen: Seen) -> list[dic
         },
         "seen": seen.state(),
     }
-    if trainer.world_size == 1:
+    if data_size(trainer) == 1:
         return [own]
-    gathered: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(gathered, own)
+    gathered: list[Any] = [None] * data_size(trainer)
+    torch.distributed.all_gather_object(gathered, own, group=next(named_metrics(metrics))[1].process_group)
     return gathered
 
 
 def load_epoch(trainer: Trainer, metrics: nn.ModuleDict, seen: Seen, saved: list[dict[str, Any]]) -> None:
     """Lets the metrics and what is seen go on from what `save_epoch` gave.
 
-    With as many processes as before each takes its own sums; otherwise the first takes all of them.
+    With batches in as many parts as before each process takes its own sums; otherwise the first takes all of them.
     """
-    if len(saved) == trainer.world_size:
-        saved = [saved[trainer.global_rank]]
-    elif trainer.global_rank > 0:
+    if len(saved) == data_size(trainer):
+        saved = [saved[data_rank(trainer)]]
+    elif data_rank(trainer) > 0:
         return
     for name, metric in named_metrics(metrics):
         for part in saved:

@@ -17,6 +17,8 @@ AUTOMATIC_ONLY = ("accumulate_batches", "gradient_clip_norm", "gradient_clip_val
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{key: (value,) for key, value in vars(PLAIN_STEP).items()},
     "steps_per_execution": ("auto", 1),
+    "micro_batch_size": (None, "auto"),
+    "remember_micro_batch_size": (True, False),
     "compile": ("off", False),
 }
 

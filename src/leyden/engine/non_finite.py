@@ -20,6 +20,7 @@ from leyden.data.loaders import BatchLoader, TensorLoader
 from leyden.data.order import epoch_order
 from leyden.engine.step import Part
 from leyden.errors import TrainingError
+from leyden.sharding import all_finite, total_norm
 
 if TYPE_CHECKING:
     from leyden.engine.task import Task
@@ -51,6 +52,7 @@ class FiniteGuard:
         self.num_skipped = 0
         self._in_a_row = 0
         self._first_bad = torch.full((), NEVER, dtype=torch.int64, device=task.device)
+        self._first_bad_before = self._first_bad
         self._step_loss = 0.0
         self._is_bad = False
         self._buffers: list[Tensor] = []
@@ -77,8 +79,13 @@ class FiniteGuard:
     def begin(self) -> None:
         """Called before the first loss of a step."""
         self._step_loss, self._is_bad = 0.0, False
+        self._first_bad_before = self._first_bad
         if self.skips:  # running statistics that a bad batch would spoil
             self._buffers = [buffer.clone() for buffer in self.task.net.buffers()]
+
+    def undo(self) -> None:
+        """Forgets what was noted since `begin`; the step is taken again."""
+        self._first_bad = self._first_bad_before
 
     def watch(self, part: Part, loss: Tensor, step: int) -> bool:
         """Looks at the mean loss of a micro-batch, or lets the device note it.
@@ -120,7 +127,7 @@ class FiniteGuard:
         trainer = self.task.trainer
         if not self._is_bad and _scaler(self.task) is None:  # the scaler looks at the gradient itself
             gradients = [p.grad for p in self.task.net.parameters() if p.grad is not None]
-            self._is_bad = not math.isfinite(torch.nn.utils.get_total_norm(gradients).item())
+            self._is_bad = not math.isfinite(total_norm(gradients).item())
         if trainer.world_size > 1:
             return bool(trainer.strategy.reduce_boolean_decision(self._is_bad, all=False))
         return self._is_bad
@@ -183,7 +190,8 @@ class FiniteGuard:
             TrainingError: naming them.
         """
         self.check()
-        name = _first_bad(state_dict)
+        # The first process may be the only one that has all weights
+        name = self.task.trainer.strategy.broadcast(_first_bad(state_dict))
         if name:
             raise TrainingError(
                 f"`{name}` is not finite after step {self.task.trainer.global_step}, so no checkpoint is written and "
@@ -247,7 +255,7 @@ def rows_of_step(loader: BatchLoader, step: int, accumulate: int) -> Tensor:
 
 def _first_bad(tensors: dict[str, Any]) -> str | None:
     """The first name whose values are not all finite."""
-    found = {n: t.isfinite().all() for n, t in tensors.items() if isinstance(t, Tensor) and t.is_floating_point()}
+    found = {n: all_finite(t) for n, t in tensors.items() if isinstance(t, Tensor) and t.is_floating_point()}
     if not found or bool(torch.stack([flag.cpu() for flag in found.values()]).all()):
         return None
     return next(name for name, flag in found.items() if not flag)

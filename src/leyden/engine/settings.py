@@ -24,8 +24,13 @@ class Engine:
         precision: number format of the step. A format alone is that of the whole network: "32" is "32-true", "bf16"
             is "bf16-true", "64" is "64-true". "bf16-mixed" and "16-mixed" (GPU only) keep the weights in float32.
         accumulate_batches: batches whose samples make one optimiser step together.
-        micro_batch_size: largest number of samples at a time on one device; null takes each batch whole. It changes
-            the memory a step needs, never its result (but for BatchNorm, which sees the part only).
+        micro_batch_size: largest number of samples at a time on one device; null takes each batch whole. "auto" takes
+            it whole while that fits, and halves it each time that memory runs out. It changes the memory a step needs,
+            never its result (but for BatchNorm, which sees the part only, and other random numbers of dropout).
+        remember_micro_batch_size: whether "auto" starts with the size that an earlier run of the experiment needed on
+            the same device, and keeps what it finds.
+        inject_out_of_memory_above: rehearses running out of memory: the backward pass of a micro-batch with more
+            samples than this on one device fails as if there were no memory left; null never.
         steps_per_execution: optimiser steps that one call of the training loop takes; "auto" takes more where a step
             is so short that the loop would cost as much. Logging and validation stay where they are.
         gradient_clip_norm: largest L2 norm of the whole gradient; null does not clip.
@@ -46,7 +51,9 @@ class Engine:
 
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true", "32", "bf16", "64", 32, 64]
     accumulate_batches: Annotated[int, Ge(1)]
-    micro_batch_size: Annotated[int, Ge(1)] | None
+    micro_batch_size: Annotated[int, Ge(1)] | Literal["auto"] | None
+    remember_micro_batch_size: bool
+    inject_out_of_memory_above: Annotated[int, Ge(0)] | None
     steps_per_execution: Annotated[int, Ge(1)] | Literal["auto"]
     gradient_clip_norm: Annotated[float, Gt(0)] | None
     gradient_clip_value: Annotated[float, Gt(0)] | None
@@ -90,11 +97,6 @@ class Engine:
         """Whether a compiled network on a GPU gives its output in memory that its next call takes again."""
         return self.compile_mode in ("reduce-overhead", "max-autotune")
 
-    @property
-    def cuts_steps(self) -> bool:
-        """Whether a step may add up several gradients."""
-        return self.accumulate_batches > 1 or self.micro_batch_size is not None
-
     def choose_steps_per_call(
         self, step_time_s: float, intervals: Sequence[int], suits: Callable[[int], bool] = lambda steps: True
     ) -> int:
@@ -122,6 +124,8 @@ PLAIN_STEP = Engine(
     precision="32-true",
     accumulate_batches=1,
     micro_batch_size=None,
+    remember_micro_batch_size=True,
+    inject_out_of_memory_above=None,
     steps_per_execution=1,
     gradient_clip_norm=None,
     gradient_clip_value=None,

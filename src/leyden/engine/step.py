@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from leyden.data.loaders import Batch
+from leyden.sharding import by_kind, total_norm
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,12 @@ class Part:
 
 
 def split_step(
-    batches: Sequence[Batch], global_lengths: Sequence[int], micro_batch_size: int | None, world_size: int
+    batches: Sequence[Batch],
+    global_lengths: Sequence[int],
+    micro_batch_size: int | None,
+    world_size: int,
+    min_last: int = 1,
+    in_step: bool = False,
 ) -> Iterator[Part]:
     """Cuts the batches of a step into micro-batches with their weights.
 
@@ -49,14 +56,22 @@ def split_step(
         global_lengths: samples of each of these batches over all processes.
         micro_batch_size: largest number of samples at a time on this process; None does not cut.
         world_size: number of processes, whose gradients are averaged.
+        min_last: samples that the last micro-batch of a batch takes at least, from the one before where need be.
+        in_step: whether all processes need equally many micro-batches, also where one of them has a sample less.
     """
     total = sum(global_lengths)
     position = 0
-    for batch in batches:
+    for batch, global_length in zip(batches, global_lengths, strict=True):
         length = batch_length(batch)
         size = micro_batch_size or length
-        for start in range(0, length, max(1, size)):
-            part = batch if size >= length else {n: t[start : start + size] for n, t in batch.items()}
+        bounds = [*range(0, length, max(1, size)), length]
+        if in_step and micro_batch_size is not None:
+            count = -(-global_length // (world_size * micro_batch_size))
+            bounds = [length * index // count for index in range(count + 1)]
+        elif len(bounds) > 2:
+            bounds[-2] = min(bounds[-2], length - min_last)
+        for start, stop in pairwise(bounds):
+            part = batch if stop - start == length else {n: t[start:stop] for n, t in batch.items()}
             yield Part(part, batch_length(part) * world_size / total, position)
             position += 1
 
@@ -99,7 +114,11 @@ def clip_gradient(parameters: Iterable[Tensor], max_norm: float | None, max_valu
     if not parameters:
         return None  # the step is skipped
     if max_norm is not None:
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = total_norm(gradients)
+        for kind in by_kind(parameters):
+            torch.nn.utils.clip_grads_with_norm_(kind, max_norm, norm)
     if max_value is not None:
-        torch.nn.utils.clip_grad_value_(parameters, max_value)
+        for kind in by_kind(parameters):
+            torch.nn.utils.clip_grad_value_(kind, max_value)
     return norm

@@ -16,18 +16,21 @@ from torchmetrics import MeanMetric, MetricCollection
 
 from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch, Batches, BatchLoader
-from leyden.engine.calls import plan_calls
-from leyden.engine.direct import choose_calls
+from leyden.data.ranks import data_rank, data_size
+from leyden.engine.calls import count_steps, plan_calls
+from leyden.engine.direct import Calls
 from leyden.engine.ema import WeightAverage, take_raw
 from leyden.engine.epoch_state import MeanLoss, Seen, load_epoch, save_epoch
 from leyden.engine.non_finite import ADVICE, FiniteGuard
 from leyden.engine.optim import build_optimizer, take_up
+from leyden.engine.out_of_memory import MicroBatches
+from leyden.engine.parallel import shard, step_by_kind
 from leyden.engine.precision import unscale_gradient
 from leyden.engine.rehearsal import compile_first
 from leyden.engine.rng import seed_step
 from leyden.engine.schedule import Schedule
 from leyden.engine.settings import PLAIN_STEP
-from leyden.engine.step import Part, accumulate_gradient, batch_length, clip_gradient, split_step
+from leyden.engine.step import Part, batch_length, clip_gradient
 from leyden.engine.threads import ThreadChoice, choose_threads
 from leyden.errors import TrainingError
 
@@ -73,6 +76,7 @@ class Task(LightningModule):
         self.optim = optim
         self.schedule = schedule
         self.seed = seed
+        self.micro_batches = MicroBatches(self)
         self.losses = nn.ModuleDict({f"{phase}_loss": MeanLoss() for phase in ("train", "val", "test")})
         self.metrics = nn.ModuleDict()  # built in `setup`, when the subclass knows its classes or targets
         # The last values read, for the progress bar: reading them costs no device synchronisation.
@@ -88,7 +92,10 @@ class Task(LightningModule):
         # Of the micro-batches of the step that is taken, on the device
         self.losses_of_step: list[Tensor] = []
         self.thread_choice: ThreadChoice | None = None
+        # Whether each forward pass needs all processes, since each holds a part of the weights
+        self.waits_for_all = False
         self._interval_loss = MeanLoss()
+        self._calls: Calls
         self._num_steps = 1
         self._seen = Seen()
         self._grad_norm: Tensor | None = None
@@ -132,6 +139,9 @@ class Task(LightningModule):
         if stage == "fit" and self.engine.ema_decay is not None and self._average is None:
             self._average = WeightAverage(self.net, self.engine.ema_decay, self.engine.ema_start_step)
 
+    def configure_model(self) -> None:
+        shard(self)
+
     # ---- steps ---------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> Tensor:
@@ -159,7 +169,7 @@ class Task(LightningModule):
         loader = self.trainer.train_dataloader
         if isinstance(loader, BatchLoader):
             return loader.global_lengths(item, batches)
-        return [batch_length(batch) * self.trainer.world_size for batch in batches]
+        return [batch_length(batch) * data_size(self.trainer) for batch in batches]
 
     def _optimise(self, trainer: Trainer, step: int, batches: list[Batch], lengths: list[int]) -> None:
         """One optimiser step: the gradient of the mean loss over all samples of these batches, however cut."""
@@ -168,38 +178,34 @@ class Task(LightningModule):
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * rate
         self._calls.zero_grad()
-        self.losses_of_step.clear()
-        self.guard.begin()
-        accumulate_gradient(
-            list(split_step(batches, lengths, self.engine.micro_batch_size, self._world_size)),
-            lambda part: self._part_loss(part, step),
-            self._calls.backward,
-            self._hold_back,
-        )
+        self.micro_batches.compute_gradient(batches, lengths, step)
+        if self._seen.is_full:
+            self._count_seen()
         for listener in self.step_listeners:
             listener()
         is_taken = self.guard.allows(step + 1, optimizer)
-        self._calls.step()
+        self.micro_batches.step()
         if self._average and is_taken:
             self._average.update(step + 1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clips; here a float16 gradient has been divided by its scale."""
+        if self.micro_batches.is_clipped:
+            return  # and now the step is repeated
         unscale_gradient(self.trainer.precision_plugin, optimizer)
         if self.engine.clips:
             self._grad_norm = clip_gradient(
                 self.net.parameters(), self.engine.gradient_clip_norm, self.engine.gradient_clip_value
             )
+        self.micro_batches.is_clipped = True
 
     def _part_loss(self, part: Part, step: int) -> Tensor:
         seed_step(self.seed, step, part.position, self._rank, self._step_device)
-        loss, outputs = self.compute_loss(part.batch)
+        loss, outputs = self.micro_batches.compute_loss(part.batch)
         self.losses_of_step.append(loss.detach())
         if not self.guard.watch(part, loss, step + 1):
             return loss
         self._seen.add(loss.detach(), batch_length(part.batch), *self.metric_inputs(outputs.detach(), part.batch))
-        if self._seen.is_full:
-            self._count_seen()
         return loss
 
     def _count_seen(self) -> None:
@@ -217,12 +223,11 @@ class Task(LightningModule):
         self._evaluate("test", batch)
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
-        return self(batch)
+        return self.micro_batches.predict(batch)
 
     def _evaluate(self, phase: str, batch: Batch) -> None:
-        if len(batch[self.input_key]) == 0:
-            return  # a rank's part of the last batch may be empty
-        self._update(phase, *self.compute_loss(batch), batch)
+        for part, (loss, outputs) in self.micro_batches.evaluate(batch, self.compute_loss):
+            self._update(phase, loss, outputs, part)
 
     def _update(self, phase: str, loss: Tensor, outputs: Tensor, batch: Batch) -> None:
         self.losses_of(phase).update(loss.detach(), weight=len(batch[self.input_key]))
@@ -252,6 +257,7 @@ class Task(LightningModule):
     def on_fit_start(self) -> None:
         if self._average:
             self._average.swap_out()  # where an earlier fit left it in the network
+        self.micro_batches.begin(self.trainer, self.trainer.datamodule)  # type: ignore[attr-defined]
         if isinstance(self.trainer.datamodule, DataModule):  # type: ignore[attr-defined]
             choose_threads(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
             compile_first(self, self.trainer.datamodule, self.trainer)  # type: ignore[attr-defined]
@@ -269,12 +275,11 @@ class Task(LightningModule):
     def on_train_start(self) -> None:
         self._num_steps = self.count_steps()
         # What the trainer works out anew at each question; strategies of several processes can hold back gradients
-        self._world_size, self._rank, self._step_device = self.trainer.world_size, self.global_rank, self.device
+        self._world_size, self._rank, self._step_device = data_size(self.trainer), data_rank(self.trainer), self.device
         self._hold_back = getattr(self.trainer.strategy, "block_backward_sync", nullcontext)
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
-        copies = self.engine.uses_cuda_graphs and self.engine.cuts_steps and self.device.type == "cuda"
-        self._calls = choose_calls(self, self.trainer, optimizer, copies)
+        self._calls = self.micro_batches.choose_calls()
         take_up(optimizer.optimizer, self._optim_settings if self.new_optim_settings else None)
         # Left over from the sanity check, which must not count.
         self.losses_of("val").reset()
@@ -354,12 +359,14 @@ class Task(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         optimizer = build_optimizer(self.optim, self.net)
+        step_by_kind(optimizer)
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
         self._optim_settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         return optimizer
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["micro_batch_size"] = self.micro_batches.found
         checkpoint["epoch_so_far"] = save_epoch(self.trainer, self.train_metrics, self._seen)
         loader = self.trainer.train_dataloader
         checkpoint["batches_done"] = loader.batches_done if isinstance(loader, BatchLoader) else 0
@@ -372,6 +379,7 @@ class Task(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.trainer.state.fn != TrainerFn.FITTING:
             return  # all but training takes the weights that were saved to be used
+        self.micro_batches.restore(checkpoint["micro_batch_size"])
         load_epoch(self.trainer, self.train_metrics, self._seen, checkpoint["epoch_so_far"])
         self._guard_state = checkpoint["non_finite"]
         self.loops_to_restore = checkpoint["loops"]
@@ -389,10 +397,4 @@ class Task(LightningModule):
 
     def count_steps(self) -> int:
         """Optimiser steps of the whole run, which the schedule is laid out for."""
-        trainer = self.trainer
-        loader = trainer.train_dataloader
-        batches = loader.num_batches if isinstance(loader, BatchLoader) else int(trainer.num_training_batches)
-        limits = [trainer.max_steps] if trainer.max_steps > 0 else []
-        if trainer.max_epochs is not None and trainer.max_epochs > 0:
-            limits.append(-(-batches // self.engine.accumulate_batches) * trainer.max_epochs)
-        return max(1, min(limits))
+        return count_steps(self)

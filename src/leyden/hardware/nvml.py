@@ -25,6 +25,7 @@ class Gpu:
         capability: CUDA's compute capability.
         compute_mode: "exclusive" takes one process at a time, "prohibited" takes none.
         num_processes: that compute on it.
+        driver_problem: why its driver cannot work with this torch.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Gpu:
     capability: tuple[int, int] | None = None
     compute_mode: Literal["default", "exclusive", "prohibited"] | None = None
     num_processes: int | None = None
+    driver_problem: str | None = None
 
     @property
     def has_bfloat16(self) -> bool | None:
@@ -44,6 +46,8 @@ class Gpu:
     @property
     def refusal(self) -> str | None:
         """Why no process can be started on it; None where one can."""
+        if self.driver_problem is not None:
+            return self.driver_problem
         if self.compute_mode == "prohibited":
             return "its compute mode is prohibited"
         if self.compute_mode == "exclusive" and self.num_processes:
@@ -147,7 +151,22 @@ def _handle_of(nvml: Any, handles: list[Any], name: str) -> Any | None:
     return matches[0] if len(matches) == 1 else None
 
 
-def read_gpu(nvml: Any, handle: Any) -> Gpu:
+def find_driver_problem(nvml: Any, built_for: str | None) -> str | None:
+    """Why the driver cannot work with a torch that was built for a version of CUDA; None where it can, or may.
+
+    A driver takes programs of its own major version of CUDA, and of older ones.
+    Source: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+    """
+    version = ask(nvml, "nvmlSystemGetCudaDriverVersion")
+    if version is None or built_for is None or version // 1000 >= int(built_for.partition(".")[0]):
+        return None
+    return (
+        f"its driver (for CUDA {version // 1000}.{version % 1000 // 10}) is too old for this torch, which was built "
+        f"for CUDA {built_for}: update the driver, or install a torch for an older CUDA"
+    )
+
+
+def read_gpu(nvml: Any, handle: Any, driver_problem: str | None = None) -> Gpu:
     """One device."""
     memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
     rates = ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
@@ -167,6 +186,7 @@ def read_gpu(nvml: Any, handle: Any) -> Gpu:
         capability=None if capability is None else (capability[0], capability[1]),
         compute_mode=modes.get(ask(nvml, "nvmlDeviceGetComputeMode", handle)),
         num_processes=None if processes is None else len(processes),
+        driver_problem=driver_problem,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leyden.hardware.machine import Machine, read_machine
-from leyden.hardware.nvml import Gpu, Links, opened, read_gpu, read_links, visible_handles
+from leyden.hardware.nvml import Gpu, Links, find_driver_problem, opened, read_gpu, read_links, visible_handles
 
 # Variables that change what a process sees of the accelerators, or how it uses them
 VARIABLES = (
@@ -116,7 +116,8 @@ def _read_states(count: int, nvml: Any | None, environment: MutableMapping[str, 
         handles = visible_handles(library, environment) if library else None
         if handles is None or len(handles) != count:
             return ()
-        return tuple(read_gpu(library, handle) for handle in handles)
+        problem = find_driver_problem(library, torch.version.cuda)
+        return tuple(read_gpu(library, handle, problem) for handle in handles)
 
 
 def survey_hardware(root: Path = Path("/"), nvml: Any | None = None) -> Survey:

@@ -18,6 +18,8 @@ from annotated_types import Ge, Gt, Lt, MinLen
 from torch import Tensor, nn
 
 from leyden.errors import ConfigError
+from leyden.nets.plan import Plan
+from leyden.nets.transformer import TransformerBlock, plan_blocks
 
 Count = Annotated[int, Ge(1)]
 DropoutFrac = Annotated[float, Ge(0.0), Lt(1.0)]
@@ -174,42 +176,6 @@ class CharCNN(nn.Module):
         return logits
 
 
-class TransformerBlock(nn.Module):
-    """Pre-norm self-attention followed by a pre-norm MLP, each with a skip connection.
-
-    Shape:
-        features (B, L, embed_dim), keys (B, 1, 1, L) bool, true where a key may be attended to
-        -> (B, L, embed_dim), same dtype.
-
-    Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, with the normalisation first as in
-    https://arxiv.org/abs/2002.04745.
-    """
-
-    def __init__(self, embed_dim: Count, num_heads: Count, mlp_dim: Count, dropout: DropoutFrac) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.attention_norm = nn.LayerNorm(embed_dim)
-        self.qkv = nn.Linear(embed_dim, 3 * embed_dim)
-        self.attention_out = nn.Linear(embed_dim, embed_dim)
-        self.mlp_norm = nn.LayerNorm(embed_dim)
-        self.mlp = nn.Sequential(
-            nn.Linear(embed_dim, mlp_dim), nn.GELU(), nn.Dropout(dropout), nn.Linear(mlp_dim, embed_dim)
-        )
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, features: Tensor, keys: Tensor) -> Tensor:
-        features = features + self.dropout(self._attend(self.attention_norm(features), keys))
-        return features + self.dropout(self.mlp(self.mlp_norm(features)))
-
-    def _attend(self, features: Tensor, keys: Tensor) -> Tensor:
-        qkv: Tensor = self.qkv(features)
-        # (B, L, 3D) -> three of (B, heads, L, D / heads)
-        query, key, value = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=keys)
-        out: Tensor = self.attention_out(attended.transpose(1, 2).flatten(2))
-        return out
-
-
 class TransformerEncoder(nn.Module):
     """Small pre-norm transformer over characters: learned positions, mean over the text, linear head.
 
@@ -288,6 +254,10 @@ class TransformerEncoder(nn.Module):
         pooled = (self.norm(features) * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
         logits: Tensor = self.head(pooled)
         return logits
+
+    def parallel_plan(self) -> Plan:
+        """How tensor parallel training cuts it: attention by heads, MLPs by their width."""
+        return plan_blocks("blocks", self.blocks)
 
 
 def _widen_empty(tokens: Tensor) -> Tensor:

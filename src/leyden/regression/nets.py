@@ -9,6 +9,8 @@ from typing import Annotated
 from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
+from leyden.nets.plan import Plan, plan_layers
+
 Positive = Annotated[int, Ge(1)]
 
 
@@ -54,3 +56,8 @@ class MLP(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         output: Tensor = self.head(self.body(features))
         return output
+
+    def parallel_plan(self) -> Plan:
+        """How tensor parallel training cuts it: each second layer takes up what the one before shares out."""
+        layers = range(0, len(self.body), 3)  # Linear, GELU, Dropout
+        return plan_layers([*((f"body.{i}", f"body.{i + 2}") for i in layers), ("head", None)])

@@ -18,6 +18,7 @@ from leyden.engine.task import Task
 from leyden.errors import ConfigError
 from leyden.regression.data import TableData
 from leyden.regression.nets import Linear
+from leyden.sharding import whole
 
 
 class RegressionTask(Task):
@@ -80,10 +81,9 @@ class RegressionTask(Task):
         return "mean predictor", self.target_mean.cpu().repeat(num_rows, 1)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        if len(batch["target"]):
-            loss, outputs = self.compute_loss(batch)
-            self._update("test", loss, outputs, batch)
-            self._test_pairs.append((outputs.detach(), batch["target"]))
+        for part, (loss, outputs) in self.micro_batches.evaluate(batch, self.compute_loss):
+            self._update("test", loss, outputs, part)
+            self._test_pairs.append((outputs.detach(), part["target"]))
 
     def on_test_start(self) -> None:
         self._test_pairs.clear()
@@ -109,8 +109,9 @@ class RegressionTask(Task):
         encoder = data.encoder
         scales = torch.tensor(encoder.stds + [1.0] * (len(encoder.feature_names) - len(encoder.stds)))
         offsets = torch.tensor(encoder.means + [0.0] * (len(encoder.feature_names) - len(encoder.means)))
-        weight = self.net.head.weight.detach().cpu()[0] * self.target_std.cpu() / scales
-        bias = self.target_mean.cpu() + self.net.head.bias.detach().cpu() * self.target_std.cpu() - weight @ offsets
+        head = {name: whole(value).detach().cpu() for name, value in self.net.head.named_parameters()}
+        weight = head["weight"][0] * self.target_std.cpu() / scales
+        bias = self.target_mean.cpu() + head["bias"] * self.target_std.cpu() - weight @ offsets
         named = zip(encoder.feature_names, weight.tolist(), strict=True)
         return {**{f"coefficient/{name}": value for name, value in named}, "coefficient/bias": float(bias)}
 

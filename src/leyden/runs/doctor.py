@@ -226,7 +226,7 @@ def diagnose(cfg: DictConfig, announce: Announce = lambda what: None) -> Diagnos
 def choose(hardware: Hardware) -> str:
     """What hardware=auto takes, and why; or why it cannot."""
     try:
-        return plan_hardware("auto", "idle", "auto", None, "auto", None, None, None, False, hardware).reason
+        return plan_hardware(hardware, "auto", "idle", "auto", None, None, "auto", None, None, None, False).reason
     except HardwareError as err:
         return f"refused: {err}"
 

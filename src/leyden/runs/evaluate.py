@@ -42,7 +42,7 @@ def evaluate_run(
     assert isinstance(loader, BatchLoader)
     for batch in loader.batches():
         ready = data.transform_batch(batch, None)
-        task._update("test", *task.compute_loss(ready), ready)
+        task._evaluate("test", ready)
     return {name.replace("test/", f"{split}/"): value for name, value in task.compute_phase("test").items()}
 
 

@@ -38,7 +38,7 @@ def predict_rows(task: Task, data: DataModule, rows: Inputs, batch_size: int) ->
     columns: dict[str, list[Any]] = {}
     for start in range(0, max(1, len(rows.ids)), batch_size):
         part = {name: tensor[start : start + batch_size] for name, tensor in rows.tensors.items()}
-        outputs = task(data.transform_batch(data.trim_batch(part), None))
+        outputs = task.predict_step(data.transform_batch(data.trim_batch(part), None))
         for name, values in task.predictions(outputs).items():
             columns.setdefault(name, []).extend(values)
     return columns

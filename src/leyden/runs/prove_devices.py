@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from leyden.engine.checkpoint import read_checkpoint
 from leyden.errors import ConfigError
-from leyden.runs.prove_resume import run_training
+from leyden.runs.prove_resume import RefusedError, run_training
 
 TOLERANCE = 1e-5  # relative
 # Sums of parts are added up in another order, and steps make their last digits larger: Adam divides a gradient that is
@@ -54,6 +55,7 @@ class Found:
         metrics: of validation and test.
         orders: the hash of each epoch's order of samples.
         parameter_bytes: that each process held.
+        part_fracs: what each process held of the parameters that are held in parts; NaN where none are.
         bytes_per_step: that each process put into collective operations.
     """
 
@@ -62,6 +64,7 @@ class Found:
     metrics: Mapping[str, float]
     orders: list[str]
     parameter_bytes: list[int]
+    part_fracs: list[float]
     bytes_per_step: list[float]
 
 
@@ -99,34 +102,48 @@ class DeviceProof:
     Attributes:
         reference: what one process gave.
         comparisons: the others.
+        refused: ways that the experiment or the machine does not allow, and why.
     """
 
     reference: Found
     comparisons: list[Comparison] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def all_equal(self) -> bool:
-        """Whether each way gave the result of one process."""
-        return all(comparison.is_equal for comparison in self.comparisons)
+        """Whether there are other ways, and each gave the result of one process."""
+        return bool(self.comparisons) and all(comparison.is_equal for comparison in self.comparisons)
 
     def table(self) -> Table:
-        """The table that the command prints: relative differences; bytes of parameters, and sent per step."""
-        table = Table(box=box.SIMPLE_HEAD, title=f"{len(self.reference.losses)} steps beside one process")
+        """The table that the command prints: relative differences; bytes of parameters and sent per step.
+
+        "parts" is the share that a process has of the parameters that are held in parts. Of processes that differ it is
+        the largest.
+        """
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            padding=0,
+            show_edge=False,
+            title=f"{len(self.reference.losses)} steps beside one process",
+        )
         table.add_column("way", no_wrap=True)
-        for name in ("loss", "weights", "metrics", "order", "holds", "sends", "equal"):
-            table.add_column(name, justify="right")
-        table.add_row("1 process", "", "", "", "", _bytes(self.reference.parameter_bytes), _bytes([0]), "")
+        for name in ("loss", "weights", "metrics", "order", "holds", "parts", "sends", "equal"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_row("1 process", "", "", "", "", _bytes(self.reference.parameter_bytes), "", _bytes([0]), "")
         for one in self.comparisons:
             table.add_row(
                 one.way.name,
-                f"{one.loss_difference:.1e}",
-                f"{one.weight_difference:.1e}",
+                f"{one.loss_difference:.0e}",
+                f"{one.weight_difference:.0e}",
                 "equal" if not one.metrics else ", ".join(one.metrics),
                 "equal" if one.same_order else "[red]other[/]",
                 _bytes(one.found.parameter_bytes),
+                _share(one.found.part_fracs),
                 _bytes(one.found.bytes_per_step),
                 "[green]yes[/]" if one.is_equal else "[red]NO[/]",
             )
+        for name in self.refused:
+            table.add_row(name, *[""] * 7, "refused")
         return table
 
 
@@ -144,7 +161,7 @@ def prove_devices(
         overrides: the command line of the experiment.
         cfg: the config that it composes.
         strategies: options of the group `hardware`.
-        devices: numbers of processes; those of one strategy that cannot be are left out.
+        devices: numbers of processes; those that a strategy refuses are named with its reason.
         steps: optimiser steps of each run.
         folder: where the runs go.
 
@@ -174,7 +191,11 @@ def prove_devices(
         proof = DeviceProof(reference)
         for number, way in enumerate(ways):
             progress.update(bar, advance=1, description=way.name)
-            run = run_training([*common, *way.overrides], folder / str(number))
+            try:
+                run = run_training([*common, *way.overrides], folder / str(number))
+            except RefusedError as err:
+                proof.refused[way.name] = str(err)
+                continue
             proof.comparisons.append(compare(way, reference, read_run(run, way.devices)))
         progress.update(bar, advance=1)
     return proof
@@ -221,6 +242,7 @@ def read_run(run: Path, count: int) -> Found:
         metrics={name: value for name, value in metrics.items() if name.startswith(("val/", "test/"))},
         orders=order.read_text(encoding="utf-8").splitlines() if order.is_file() else [],
         parameter_bytes=[row["parameter_bytes"] for row in traffic],
+        part_fracs=[row["part_bytes"] / row["parted_bytes"] if row["parted_bytes"] else math.nan for row in traffic],
         bytes_per_step=[row["bytes_per_step"] for row in traffic],
     )
 
@@ -253,6 +275,9 @@ def _printed(value: float | None) -> str | None:
 
 
 def _bytes(values: Sequence[float]) -> str:
-    """Bytes of the processes; one number where all have the same."""
-    shown = [f"{value / 1e3:,.1f} kB" for value in values]
-    return shown[0] if len(set(shown)) == 1 else " ".join(shown)
+    largest = max(values)
+    return f"{largest / 1e6:,.1f} MB" if largest >= 1e6 else f"{largest / 1e3:,.1f} kB"
+
+
+def _share(fracs: Sequence[float]) -> str:
+    return "" if math.isnan(fracs[0]) else f"{100 * max(fracs):.0f} %"

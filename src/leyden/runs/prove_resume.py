@@ -123,11 +123,23 @@ def prove_resume(overrides: list[str], kills: int, folder: Path, seed: int | Non
     return proof
 
 
+class RefusedError(TrainingError):
+    """A run was refused before it began; the message is the run's own."""
+
+
 def run_training(arguments: list[str], outputs: Path, run: Path | None = None, dies: bool = False) -> Path:
-    """Runs a training process and returns its run folder."""
+    """Runs a training process and returns its run folder.
+
+    Raises:
+        RefusedError: where its config or the hardware does not allow it.
+        TrainingError: where it ends otherwise than it should.
+    """
     command = [sys.executable, "-m", "leyden.cli", "train", *arguments, f"paths.outputs='{outputs}'"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if (done.returncode == -9) != dies or (not dies and done.returncode != 0):
+        last = (done.stdout + done.stderr).strip().rpartition("\n")[2]
+        if last.startswith(("ConfigError: ", "HardwareError: ")):
+            raise RefusedError(last.partition(": ")[2])
         raise TrainingError(
             f"`leyden train {' '.join(arguments)}` ended with {done.returncode}"
             f"{' before it could be killed' if dies else ''}:\n{(done.stdout + done.stderr).strip()[-2000:]}"

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from leyden.data.datamodule import DataModule
 from leyden.engine.task import Task
+from leyden.sharding import is_sharded
 
 
 def compute_baseline(task: Task, data: DataModule) -> tuple[str, dict[str, float]]:
@@ -28,9 +29,12 @@ def predict_probes(task: Task, data: DataModule) -> dict[str, float]:
     probes = data.probes()
     if probes is None:
         return {}
-    task.cpu().eval()
+    task.eval()
+    if not is_sharded(task):  # whose processes stay where they are
+        task.cpu()
+    tensors = {name: tensor.to(task.device) for name, tensor in probes.tensors.items()}
     with torch.no_grad():
-        columns = task.predictions(task(data.transform_batch(probes.tensors, None)))
+        columns = task.predictions(task(data.transform_batch(tensors, None)))
     return {f"predict/{name}": value for name, value in zip(probes.ids, columns["prediction"], strict=True)}
 
 

@@ -13,6 +13,8 @@ from annotated_types import Ge, Gt, Lt, MinLen
 from torch import Tensor, nn
 
 from leyden.errors import ConfigError
+from leyden.nets.plan import Plan, plan_layers
+from leyden.nets.transformer import TransformerBlock, plan_blocks
 
 Count = Annotated[int, Ge(1)]
 DropoutFrac = Annotated[float, Ge(0.0), Lt(1.0)]
@@ -52,6 +54,11 @@ class MLP(nn.Module):
         """Computes logits (B, num_classes) from image (B, C, H, W)."""
         logits: Tensor = self.head(self.hidden(image))
         return logits
+
+    def parallel_plan(self) -> Plan:
+        """How tensor parallel training cuts it: each second layer takes up what the one before shares out."""
+        hidden = range(1, len(self.hidden), 3)  # Linear, ReLU, Dropout
+        return plan_layers([*((f"hidden.{i}", f"hidden.{i + 2}") for i in hidden), ("head", None)])
 
 
 class ResidualBlock(nn.Module):
@@ -145,40 +152,6 @@ class ResNet(nn.Module):
         return logits
 
 
-class TransformerBlock(nn.Module):
-    """Pre-norm self-attention followed by a pre-norm MLP, each with a skip connection.
-
-    Shape:
-        tokens (B, N, embed_dim) -> (B, N, embed_dim), same dtype.
-
-    Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762; pre-norm: https://arxiv.org/abs/2002.04745.
-    """
-
-    def __init__(self, embed_dim: Count, num_heads: Count, mlp_dim: Count, dropout: DropoutFrac) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.attention_norm = nn.LayerNorm(embed_dim)
-        self.qkv = nn.Linear(embed_dim, 3 * embed_dim)
-        self.attention_out = nn.Linear(embed_dim, embed_dim)
-        self.mlp_norm = nn.LayerNorm(embed_dim)
-        hidden = [nn.Linear(embed_dim, mlp_dim), nn.GELU(), nn.Dropout(dropout)]
-        self.mlp = nn.Sequential(*hidden, nn.Linear(mlp_dim, embed_dim))
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Adds attention and then the MLP to the tokens (B, N, embed_dim)."""
-        tokens = tokens + self.dropout(self.attention_out(self._attend(self.attention_norm(tokens))))
-        mixed: Tensor = tokens + self.dropout(self.mlp(self.mlp_norm(tokens)))
-        return mixed
-
-    def _attend(self, tokens: Tensor) -> Tensor:
-        qkv: Tensor = self.qkv(tokens)
-        # (B, N, 3D) -> three of (B, heads, N, D / heads)
-        heads = qkv.reshape(*qkv.shape[:2], 3, self.num_heads, -1)
-        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-
-
 class ViT(nn.Module):
     """Small pre-norm vision transformer: patches, learned positions, mean over tokens, linear head.
 
@@ -245,6 +218,10 @@ class ViT(nn.Module):
         tokens = self.blocks(self.dropout(tokens))
         logits: Tensor = self.head(self.norm(tokens).mean(dim=1))
         return logits
+
+    def parallel_plan(self) -> Plan:
+        """How tensor parallel training cuts it: attention by heads, MLPs by their width."""
+        return plan_blocks("blocks", self.blocks)
 
 
 def _compute_divisors(number: int) -> list[int]:

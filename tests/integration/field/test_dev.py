@@ -31,7 +31,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Hardware], None]:
         raise AssertionError("the data was touched")
 
     def set_hardware(hardware: Hardware) -> None:
-        monkeypatch.setattr("leyden.hardware.plan.probe_hardware", lambda: hardware)
+        monkeypatch.setattr("leyden.runner.probe_hardware", lambda: hardware)
 
     monkeypatch.setattr(DataModule, "prepare_data", touched)
     monkeypatch.setattr(DataModule, "setup", touched)

@@ -19,12 +19,16 @@ from leyden.callbacks.progress import MAX_LINES, Progress
 BATCH = {"x": torch.zeros(10, 2)}
 
 
+def strategy(num_processes: int) -> Any:
+    return SimpleNamespace(distributed_sampler_kwargs={"num_replicas": num_processes, "rank": 0})
+
+
 def trainer(max_epochs: int | None, **changes: Any) -> Any:
     settings: dict[str, Any] = {
         "max_epochs": max_epochs,
         "max_steps": -1,
         "current_epoch": 0,
-        "world_size": 1,
+        "strategy": strategy(1),
         "estimated_stepping_batches": float("inf") if max_epochs is None else 2 * max_epochs,
         "global_step": 0,
         "is_global_zero": True,
@@ -100,9 +104,9 @@ def test_number_of_lines_is_bounded(num_epochs: int, clock: Clock, caplog: pytes
 
 def test_other_processes_are_silent_and_counted(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        train(quiet(), trainer(1, is_global_zero=False, world_size=2), 1, clock)
+        train(quiet(), trainer(1, is_global_zero=False, strategy=strategy(2)), 1, clock)
         assert lines(caplog) == []
-        train(quiet(), trainer(1, world_size=2), 1, clock)
+        train(quiet(), trainer(1, strategy=strategy(2)), 1, clock)
     assert "10 samples/s" in lines(caplog)[0]
 
 

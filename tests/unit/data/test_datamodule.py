@@ -13,6 +13,7 @@ from data_contract import DataModuleContract
 
 from leyden.data.datamodule import DataModule, Inputs, stack_column
 from leyden.data.loaders import Batch, TensorLoader
+from leyden.data.residency import Residency
 from leyden.errors import ConfigError, DataError
 
 
@@ -102,7 +103,9 @@ def test_empty_validation_may_be_asked_for() -> None:
 def test_loaders_take_the_trainers_rank() -> None:
     data = set_up()
     data.trainer = SimpleNamespace(
-        global_rank=1, world_size=2, strategy=SimpleNamespace(root_device=torch.device("cpu"))
+        strategy=SimpleNamespace(
+            root_device=torch.device("cpu"), distributed_sampler_kwargs={"num_replicas": 2, "rank": 1}
+        )
     )  # type: ignore[assignment]
     loaders = [data.train_dataloader(), data.val_dataloader()]
     for loader, shuffle in zip(loaders, (True, False), strict=True):
@@ -164,7 +167,10 @@ def test_augmentation_depends_on_seed_step_and_rank_and_happens_in_training_only
         assert isinstance(loader, TensorLoader)
         loader._next_item = step + 1
         data.trainer = SimpleNamespace(  # type: ignore[assignment]
-            training=training, global_rank=rank, train_dataloader=loader, current_epoch=epoch
+            training=training,
+            strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 2, "rank": rank}),
+            train_dataloader=loader,
+            current_epoch=epoch,
         )
         data.seed = seed
         return data.on_after_batch_transfer(batch, 0)["input"].flatten().tolist()
@@ -205,3 +211,19 @@ def test_columns_are_one_dimensional(values: list[int]) -> None:
     assert column.shape == (len(values),)
     assert column.dtype == torch.int64
     assert column.tolist() == values
+
+
+def test_split_that_does_not_fit_on_the_device_stays_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only that split; its batches are the same."""
+    data = set_up()
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    data.trainer = SimpleNamespace(global_rank=0, world_size=1, strategy=strategy)  # type: ignore[assignment]
+    monkeypatch.setattr(data, "choose_residency", lambda: Residency("device", "fits"))
+    full = {id(data.splits["val"])}
+    monkeypatch.setattr(
+        "leyden.data.datamodule.place", lambda rows, device, wanted: None if id(rows) in full else dict(rows)
+    )
+    loaders = {name: data.make_loader(name, shuffle=False) for name in ("train", "val")}
+    assert [getattr(loaders[name], "device") for name in ("train", "val")] == [None, torch.device("cpu")]  # noqa: B009
+    batches = [batch["label"].tolist() for batch in loaders["val"]]
+    assert batches == [[11, 12, 13, 14], [15]]

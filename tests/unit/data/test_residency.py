@@ -17,6 +17,7 @@ from leyden.data.residency import (
     map_arrays,
     move_to_disk,
     num_bytes,
+    place,
     save_arrays,
 )
 from leyden.data.workers import Rows, Samples, WorkerLoader
@@ -120,3 +121,29 @@ def test_batches_are_those_of_memory(tmp_path: Path, world_size: int, place: str
                 for one, other in zip(expected, found, strict=True):
                     assert one.keys() == other.keys()
                     assert all(one[name].equal(other[name]) for name in one)
+
+
+# ---- a device that is fuller than it seemed ----------------------------------------------------------------------
+
+
+class Full:
+    """A tensor that finds no memory on a device."""
+
+    nbytes = 3 * 2**20
+
+    def to(self, device: torch.device) -> torch.Tensor:
+        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 3.00 MiB on {device}.\nMore of it.")
+
+
+def test_what_does_not_fit_after_all_stays_in_memory(caplog: pytest.LogCaptureFixture) -> None:
+    split: Any = {"image": Full()}
+    assert place(split, GPU, "auto") is None
+    assert caplog.messages == [
+        "Batches from memory after all, copied ahead: 3.0 MiB do not fit on cuda:0: "
+        "CUDA out of memory. Tried to allocate 3.00 MiB on cuda:0."
+    ]
+    with pytest.raises(ConfigError, match=r"`data\.residency` is device, but 3\.0 MiB do not fit on cuda:0: CUDA out"):
+        place(split, GPU, "device")
+    placed = place(splits()["train"], CPU, "auto")
+    assert placed is not None
+    assert placed["label"].equal(torch.arange(50))

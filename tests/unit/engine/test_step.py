@@ -219,3 +219,11 @@ def test_clipping_returns_the_norm_before() -> None:
     assert weight.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
     assert clip_gradient([weight], None, 0.7) is None
     assert weight.grad.tolist() == pytest.approx([0.6, 0.7], rel=1e-5)
+
+
+@pytest.mark.parametrize(("length", "sizes"), [(9, [3, 3, 3]), (8, [2, 3, 3])])
+def test_processes_that_go_in_step_take_equally_many_micro_batches(length: int, sizes: list[int]) -> None:
+    """17 rows on two processes, at most 4 at a time: 9 rows need three micro-batches, so the 8 rows are cut so too."""
+    parts = list(split_step([{"x": torch.zeros(length)}], [17], 4, world_size=2, in_step=True))
+    assert [len(part.batch["x"]) for part in parts] == sizes
+    assert [part.weight for part in parts] == pytest.approx([size * 2 / 17 for size in sizes])

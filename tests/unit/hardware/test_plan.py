@@ -1,5 +1,6 @@
 """Which devices a run takes on machines of all kinds, and what is said where they are not there."""
 
+import os
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ FOUR_GPUS = Hardware(gpus=("A100", "A100", "T4", "T4"), mps=False, cpu="Xeon", n
 GIB = 2**30
 
 NO_SETTINGS = {
+    "tensor_parallel_size": None,
     "memory_fraction": None,
     "expandable_segments": None,
     "matmul_precision": None,
@@ -39,7 +41,7 @@ FIRST_BUSY = with_states(gpu(used_gib=30), gpu(), gpu())
 def plan(hardware: Hardware, **changes: Any) -> HardwarePlan:
     settings: dict[str, Any] = {"accelerator": "auto", "devices": "auto", "strategy": "auto", "num_threads": None}
     settings |= {"channels_last": "auto", **NO_SETTINGS}
-    return plan_hardware(**(settings | changes), hardware=hardware)
+    return plan_hardware(hardware, **(settings | changes))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +211,7 @@ def test_gpu_that_lets_nobody_in_is_passed_over_or_refused() -> None:
             "`hardware.devices` needs GPU 0 A100, but its compute mode is exclusive, and another process has it. "
             "Idle: [1]. Use hardware.devices=[1]."
         )
-    with pytest.raises(HardwareError, match=r"Idle: none\. Use hardware=cpu, or wait for it"):
+    with pytest.raises(HardwareError, match=r"Idle: none\. Use hardware=cpu, or make it available"):
         plan(with_states(gpu(compute_mode="prohibited")))
 
 
@@ -265,6 +267,40 @@ def test_gpu_that_lets_nobody_in_is_passed_over_or_refused() -> None:
             {"strategy": "ddp", "devices": 1},
             "`hardware.strategy` ddp needs several devices; Apple's GPU is one. Use hardware=auto.",
         ),
+        (
+            MAC,
+            {"strategy": "fsdp", "devices": 1},
+            "`hardware.strategy` fsdp needs several devices; Apple's GPU is one.",
+        ),
+        (ONE_GPU, {"strategy": "fsdp"}, "`hardware.strategy` fsdp needs at least 2 devices, but there is 1 gpu here."),
+        (
+            FOUR_GPUS,
+            {"strategy": "tensor_parallel", "devices": 1},
+            "`hardware.strategy` tensor_parallel needs at least 2 devices, but hardware.devices is 1.",
+        ),
+        (
+            FOUR_GPUS,
+            {"strategy": "fsdp_tensor_parallel"},
+            "`hardware.tensor_parallel_size` must share the 4 device(s) evenly with at least 2 in each direction, got "
+            "null. Allowed: [2].",
+        ),
+        (
+            FOUR_GPUS,
+            {"strategy": "fsdp_tensor_parallel", "tensor_parallel_size": 3},
+            "at least 2 in each direction, got 3. Allowed: [2].",
+        ),
+        (
+            FOUR_GPUS,
+            {"strategy": "fsdp_tensor_parallel", "tensor_parallel_size": 2, "devices": 2},
+            "Use 4 devices or more, or hardware=fsdp.",
+        ),
+        (
+            FOUR_GPUS,
+            {"strategy": "fsdp", "tensor_parallel_size": 2},
+            "`hardware.tensor_parallel_size` is 2, but with hardware.strategy=fsdp on 4 device(s) it is 1.",
+        ),
+        (FOUR_GPUS, {"strategy": "fsdp", "num_threads": "auto"}, "`hardware.num_threads` is auto, which measures"),
+        (FOUR_GPUS, {"strategy": "fsdp", "channels_last": True}, "`hardware.channels_last` is true, which"),
     ],
 )
 def test_what_is_not_there_is_an_error(hardware: Hardware, changes: dict[str, Any], words: str) -> None:
@@ -273,14 +309,24 @@ def test_what_is_not_there_is_an_error(hardware: Hardware, changes: dict[str, An
     assert words in str(caught.value)
 
 
-def test_this_machine_is_probed_when_no_hardware_is_given() -> None:
-    import os
-
-    found = plan_hardware("cpu", "auto", "auto", None, "auto", **NO_SETTINGS)
-    cores = probe_hardware().num_cores
-    assert 1 <= cores <= (os.cpu_count() or 1)
-    assert f"({cores} cores)" in found.reason
+def test_cores_of_this_machine() -> None:
+    hardware = probe_hardware()
+    assert 1 <= hardware.num_cores <= (os.cpu_count() or 1)
+    assert f"({hardware.num_cores} cores)" in plan(hardware, accelerator="cpu").reason
 
 
 def test_description_names_everything() -> None:
     assert BOTH.describe() == "GPU 0 T4, Apple GPU (mps), CPU Xeon (2 cores)"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "asked", "data", "tensor"),
+    [("ddp", None, 4, 1), ("fsdp", None, 4, 1), ("tensor_parallel", None, 1, 4), ("fsdp_tensor_parallel", 2, 2, 2)],
+)
+def test_processes_share_samples_or_layers(strategy: str, asked: int | None, data: int, tensor: int) -> None:
+    found = plan(FOUR_GPUS, strategy=strategy, tensor_parallel_size=asked)
+    assert (found.data_parallel_size, found.tensor_parallel_size) == (data, tensor)
+    if strategy == "fsdp_tensor_parallel":
+        assert found.reason.endswith(
+            "by fsdp_tensor_parallel in 4 processes (the first CUDA device found), 2 x 2 (data x tensor parallel)"
+        )

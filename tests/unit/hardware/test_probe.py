@@ -194,6 +194,21 @@ def test_probe_takes_names_and_states_from_the_library(cuda: Any) -> None:
     assert found.busy_gpus == "GPU 1 is busy (80.0 of 80.0 GiB in use)"
 
 
+@pytest.mark.parametrize(
+    ("built_for", "is_refused"), [("13.0", False), ("12.8", False), ("13.2", False), ("14.0", True)]
+)
+def test_driver_that_is_too_old_for_torch(
+    cuda: Any, monkeypatch: pytest.MonkeyPatch, built_for: str, is_refused: bool
+) -> None:
+    """A driver takes any minor version of its own CUDA, here 13, and all older ones."""
+    cuda(4)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    found = probe_hardware(nvml=FakeNvml(*cards()))
+    assert found.idle_gpus == ([] if is_refused else [0, 1, 2, 3])
+    refusal = found.states[0].refusal
+    assert (refusal is not None and "(for CUDA 13.0) is too old for this torch" in refusal) == is_refused
+
+
 @pytest.mark.parametrize("nvml", [FakeNvml(has_driver=False), FakeNvml(*cards(3))], ids=["no driver", "disagrees"])
 def test_where_the_library_cannot_tell_torch_names_the_gpus(cuda: Any, nvml: FakeNvml) -> None:
     cuda(2, "AMD Instinct MI300X", "AMD Instinct MI300X")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import math
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from rich.console import Console
 
 from leyden.errors import ConfigError
 from leyden.runs.prove_devices import DeviceProof, Found, Way, compare, list_ways, random_draws
@@ -21,6 +24,7 @@ def found(**changes: Any) -> Found:
         "metrics": {"val/r2": 0.12342, "test/loss": 1.0},
         "orders": ["epoch 0: 9 samples, hash abc"],
         "parameter_bytes": [12, 12],
+        "part_fracs": [math.nan, math.nan],
         "bytes_per_step": [12.0, 12.0],
     }
     return Found(**(values | changes))
@@ -47,6 +51,20 @@ def test_what_counts_as_equal(changes: dict[str, Any], is_equal: bool, loss: flo
     assert comparison.loss_difference == pytest.approx(loss, rel=1e-3)
     assert comparison.weight_difference == pytest.approx(weight, rel=1e-3)
     assert DeviceProof(found(), [comparison]).all_equal == is_equal
+
+
+def test_table_fits_into_80_columns_and_names_shares() -> None:
+    way = Way("tensor_parallel_cpu 2", (), 2)
+    changes = {"parameter_bytes": [926_000, 925_000], "part_fracs": [0.5, 0.5], "bytes_per_step": [30.9e6] * 2}
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(DeviceProof(found(), [compare(way, found(), found(**changes))]).table())
+    row = next(line.split() for line in console.export_text().splitlines() if "tensor" in line)
+    assert row == ["tensor_parallel_cpu", "2", "0e+00", "0e+00", "equal", "equal", "926.0", "kB", "50", "%", "30.9",
+                   "MB", "yes"]  # fmt: skip
+
+
+def test_nothing_compared_proves_nothing() -> None:
+    assert not DeviceProof(found(), [], {"fsdp_cpu 2": "it has BatchNorm"}).all_equal
 
 
 def test_ways_are_all_pairs_but_those_of_one_process() -> None:
