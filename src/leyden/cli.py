@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from leyden.runs.prove_order import OrderProof
 
 T = TypeVar("T")
-WIDTH = 110  # of a wide table that goes to a file
+WIDTH = 118  # of a wide table that goes to a file
 Run = Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")]
 
 

@@ -40,17 +40,8 @@ log = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
 # Settings that change no prepared data
-NOT_CACHED = (
-    "augment",
-    "batch_size",
-    "batches_per_epoch",
-    "cache",
-    "cache_dir",
-    "num_workers",
-    "reference",
-    "residency",
-    "seed",
-)
+NOT_CACHED = ("augment", "batch_size", "batches_per_epoch", "cache", "cache_dir", "num_workers", "reference",
+              "residency", "seed")  # fmt: skip
 WHERE = {"device": "the device", "host": "memory", "mmap": "disk", "workers": "worker processes"}
 
 

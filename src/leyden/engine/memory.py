@@ -36,6 +36,7 @@ class StepMemory:
         batch: the samples of a step on this device, as they come and as the network takes them.
         resident: training and validation data that stays on the device.
         phases: the peak of each part of the step.
+        fetched: weights that a process of a fully sharded network holds whole at a time, beside its own part.
     """
 
     parameters: int
@@ -45,6 +46,7 @@ class StepMemory:
     batch: int
     resident: int
     phases: tuple[Phase, ...]
+    fetched: int = 0
 
     @property
     def lasting(self) -> int:
@@ -67,36 +69,45 @@ class Strategy:
     """How devices share a step.
 
     Attributes:
-        shards_weights: whether each device holds its part of weights, gradients and optimiser state only.
+        shards_weights: whether data parallel processes hold their parts of weights, gradients and optimiser state only.
         copies_gradients: whether gradients are copied into buckets that are sent.
+        cuts_layers: whether processes share layers, as the network's `parallel_plan` says.
     """
 
-    shards_weights: bool
-    copies_gradients: bool
+    shards_weights: bool = False
+    copies_gradients: bool = False
+    cuts_layers: bool = False
 
 
 STRATEGIES = {
-    "auto": Strategy(shards_weights=False, copies_gradients=False),
-    "ddp": Strategy(shards_weights=False, copies_gradients=True),
-    "fsdp": Strategy(shards_weights=True, copies_gradients=False),
+    "auto": Strategy(),
+    "ddp": Strategy(copies_gradients=True),
+    "fsdp": Strategy(shards_weights=True),
+    "tensor_parallel": Strategy(cuts_layers=True),
+    "fsdp_tensor_parallel": Strategy(shards_weights=True, cuts_layers=True),
 }
 
 
-def share(step: StepMemory, strategy: str, num_devices: int) -> StepMemory:
+def share(step: StepMemory, strategy: str, data_parallel_size: int) -> StepMemory:
     """A step's memory on one of several devices, from that of one device with the same samples.
 
     Args:
-        step: of one device.
+        step: of one device, of a network whose layers are cut already if the strategy cuts them.
         strategy: a key of `STRATEGIES`.
-        num_devices: that share the weights.
+        data_parallel_size: processes with different samples.
     """
     kind = STRATEGIES[strategy]
-    parts = num_devices if kind.shards_weights else 1
+    parts = data_parallel_size if kind.shards_weights else 1
     buckets = step.gradients if kind.copies_gradients else 0
+    # What is fetched has a gradient of its own size before that is shared out
+    fetched = 2 * step.fetched if parts > 1 else 0
 
     def shared(phase: Phase) -> Phase:
-        # Temporary results of the optimiser are as large as the weights that it changes
-        others = _part(phase.others, parts) if phase.name == "update" else phase.others
+        others = phase.others
+        if phase.name == "update":  # its temporary results are as large as the weights that it changes
+            others = _part(others, parts)
+        elif phase.name == "gradient":
+            others += fetched
         return Phase(phase.name, _part(phase.gradients, parts) + buckets, others)
 
     return replace(

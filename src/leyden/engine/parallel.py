@@ -64,9 +64,7 @@ def _apply_plan(net: nn.Module, mesh: DeviceMesh) -> None:
     for name, cut in plan_of(net).items():
         module = net.get_submodule(name)
         if cut == "dropout":
-            assert isinstance(module, nn.Dropout)
-            own = partial(_drop_own_part, module, mesh.get_local_rank(), mesh.size())
-            module.forward = own  # type: ignore[method-assign]
+            _cut_dropout(module, mesh.get_local_rank(), mesh.size())
             continue
         if cut == "qkv":
             with torch.no_grad():
@@ -77,6 +75,29 @@ def _apply_plan(net: nn.Module, mesh: DeviceMesh) -> None:
     parallelize_module(net, mesh, styles)
 
 
+def cut_layers(net: nn.Module, size: int) -> None:
+    """Leaves of a network's layers what one of `size` tensor parallel processes holds, without these processes.
+
+    Its output is no longer right, but as large as theirs: for planning.
+    """
+    for name, cut in plan_of(net).items():
+        module = net.get_submodule(name)
+        if cut == "dropout":
+            _cut_dropout(module, 0, size)
+            continue
+        axis = 1 if cut == "row" else 0
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.ndim > axis:
+                own = parameter.detach().chunk(size, axis)[0].clone()
+                setattr(module, key, nn.Parameter(own, parameter.requires_grad))
+
+
+def _cut_dropout(module: nn.Module, rank: int, size: int) -> None:
+    assert isinstance(module, nn.Dropout)
+    own = partial(_drop_own_part, module, rank, size)
+    module.forward = own  # type: ignore[method-assign]
+
+
 def _drop_own_part(dropout: nn.Dropout, rank: int, size: int, features: Tensor) -> Tensor:
     """Dropout of a process's part of the last axis, with the mask that one process would draw for all of it."""
     if not dropout.training or dropout.p == 0:
@@ -84,7 +105,8 @@ def _drop_own_part(dropout: nn.Dropout, rank: int, size: int, features: Tensor) 
     width = features.shape[-1]
     every = torch.ones((*features.shape[:-1], width * size), dtype=features.dtype, device=features.device)
     mask = nn.functional.dropout(every, dropout.p)
-    return features * mask[..., rank * width : (rank + 1) * width]
+    # A copy, so that what is kept for the gradient is not the whole mask
+    return features * mask[..., rank * width : (rank + 1) * width].contiguous()
 
 
 def _shard_fully(net: nn.Module, mesh: DeviceMesh) -> None:
@@ -175,10 +197,18 @@ def explain_batch_norm(net: nn.Module, strategy: str, is_synced: bool) -> None:
 
 
 def _check_plan(net: nn.Module, size: int) -> None:
+    modules = dict(net.named_modules())
     for name, cut in plan_of(net).items():
         parent, _, _ = name.rpartition(".")
-        module = net.get_submodule(name)
-        if cut == "dropout" or not isinstance(module, nn.Linear):
+        module = modules.get(name)
+        wanted = nn.Dropout if cut == "dropout" else nn.Linear
+        if not isinstance(module, wanted):
+            found = f"is a {type(module).__name__}" if module is not None else "is not there"
+            raise ConfigError(
+                f"`model.net` ({_kind(net)}): its parallel_plan() names `{name}` as {cut!r}, which must be a "
+                f"{wanted.__name__}, but {found}. Correct the plan (docs/parallel.md), or use hardware=fsdp."
+            )
+        if not isinstance(module, nn.Linear):
             continue
         if cut == "qkv":
             count, what = int(net.get_submodule(parent).num_heads), "attention heads"  # type: ignore[arg-type]
@@ -226,6 +256,16 @@ def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
 
     optimizer.register_step_pre_hook(divide)
     optimizer.register_step_post_hook(unite)
+
+
+def fetched_bytes(net: nn.Module) -> int:
+    """Bytes of the weights that a fully sharded process fetches and holds whole at a time.
+
+    That is what is in no block, the block that computes, and the next one, which is fetched meanwhile.
+    """
+    module = getattr(net, getattr(net, "repeated_blocks", ""), None)
+    blocks = [own_bytes(block) for block in module.children()] if isinstance(module, nn.Module) else []
+    return own_bytes(net) - sum(blocks) + sum(sorted(blocks)[-2:])
 
 
 def own_bytes(net: nn.Module) -> int:

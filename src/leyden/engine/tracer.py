@@ -25,6 +25,7 @@ from leyden.engine.cuda_operators import CudaOperators
 from leyden.engine.ema import WeightAverage
 from leyden.engine.memory import Phase, StepMemory
 from leyden.engine.optim import build_optimizer
+from leyden.engine.parallel import cut_layers, fetched_bytes
 from leyden.engine.precision import MIXED_FORMATS, TRUE_FORMATS, convert_net
 from leyden.engine.recompute import recompute_blocks
 from leyden.engine.settings import Engine
@@ -49,13 +50,21 @@ class StepTracer:
         accelerator: "cuda" counts what CUDA's operators keep, "cpu" what the CPU's do.
         engine: settings that the task has not got yet; its network is then taken to be as it was built. None: the
             task's own.
+        tensor_parallel_size: processes that share the network's layers.
 
     Raises:
         PlanError: when the task cannot be copied.
-        ConfigError: when the network cannot do what `engine` asks for.
+        ConfigError: when the network cannot do what `engine` asks for, or has no plan for tensor parallel.
     """
 
-    def __init__(self, task: Task, data: DataModule, accelerator: str, engine: Engine | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        data: DataModule,
+        accelerator: str,
+        engine: Engine | None = None,
+        tensor_parallel_size: int = 1,
+    ) -> None:
         self.accelerator = accelerator
         self.net = task.net
         self.data = copy.copy(data)  # which keeps what a transform caches
@@ -65,6 +74,10 @@ class StepTracer:
         self.task: Task = self._attempt(lambda: self._copy(task, engine), "be copied")
         if engine is not None and engine.activation_checkpointing:
             recompute_blocks(self.task.net)
+        if tensor_parallel_size > 1:
+            with self.mode:
+                cut_layers(self.task.net, tensor_parallel_size)
+        self.fetched = fetched_bytes(self.task.net)
         self.task.engine = self.engine
         self.task.train()
         self.rows = {name: (tensor.shape[1:], tensor.dtype) for name, tensor in data.first_rows(2).items()}
@@ -146,7 +159,14 @@ class StepTracer:
         calls = engine.steps_per_execution if isinstance(engine.steps_per_execution, int) else 1
         ahead = 0 if resident or self.accelerator == "cpu" else 2 * calls * engine.accumulate_batches * raw
         return StepMemory(
-            parameters, gradients, state, averaged, samples * engine.accumulate_batches + ahead, resident, tuple(steps)
+            parameters=parameters,
+            gradients=gradients,
+            optimizer_state=state,
+            average=averaged,
+            batch=samples * engine.accumulate_batches + ahead,
+            resident=resident,
+            phases=tuple(steps),
+            fetched=self.fetched,
         )
 
     def _make_batch(self, tracker: Tracker, batch_size: int) -> tuple[Batch, Phase, int]:
@@ -207,22 +227,3 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
 def _average_bytes(average: WeightAverage | None) -> int:
     tensors = (average._average if average else None) or []
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-
-
-def estimate(
-    task: Task, data: DataModule, accelerator: str = "cuda", num_devices: int = 1, resident: int = 0
-) -> StepMemory:
-    """What a training step of a run takes on each of its devices (before they share weights, see `share`).
-
-    Args:
-        task: as the run has it.
-        data: its data.
-        accelerator: "cuda", or "cpu".
-        num_devices: that share each batch.
-        resident: bytes of data that stay on the device.
-
-    Raises:
-        PlanError: when the task or a batch transform needs values.
-    """
-    tracer = StepTracer(task, data, accelerator)
-    return tracer.measure(-(-data.batch_size // num_devices), task.engine.micro_batch_size, resident)

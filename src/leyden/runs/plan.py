@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -22,17 +22,15 @@ from leyden.engine.tracer import PlanError, StepTracer
 from leyden.errors import ConfigError
 from leyden.hardware.layout import lay_out
 from leyden.hardware.memory import CARD_MEMORY_MIB, MIB, Budget, format_gib, parse_budget
-from leyden.hardware.plan import plan_hardware
 from leyden.hardware.probe import Hardware, probe_hardware
+from leyden.runs.plan_layout import Layout, choose_layouts, find_problem
 from leyden.signatures import locate
 from leyden.wiring import Assembly, build_data, build_task, drop_replaced_keys
 
 log = logging.getLogger(__name__)
 
 Announce = Callable[[str], None]
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true")
-# Devices of the strategies that share, where neither the config nor this machine has a number
-EXAMPLE_DEVICES = 8
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")  # 16-mixed takes what bf16-mixed does
 # More parts than this keep a device waiting for the host, so that other changes come first
 MAX_CHEAP_PARTS = 8
 
@@ -56,10 +54,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Row:
-    """A way, what it takes on each device, and whether that fits (None without a budget)."""
+    """A way, its devices, what it takes on each of them, and whether that fits (None without a budget)."""
 
     way: Way
-    num_devices: int
+    layout: Layout
     memory: StepMemory
     fits: bool | None
 
@@ -99,11 +97,6 @@ def smallest_part(task: Task) -> int:
     return 1 + any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
 
 
-def known_strategies() -> tuple[str, ...]:
-    """The values that `hardware.strategy` takes."""
-    return get_args(get_type_hints(plan_hardware)["strategy"])
-
-
 class Planner:
     """Measures ways to take a step of one experiment.
 
@@ -128,38 +121,43 @@ class Planner:
         self.engine = Engine(**cfg.engine)
         self.data, self.task, self.budget, self.announce = data, task, budget, announce
         self.accelerator = "cpu" if cfg.hardware.accelerator == "cpu" else "cuda"
-        devices, strategy = cfg.hardware.devices, cfg.hardware.strategy
-        if strategy not in STRATEGIES:
-            raise ConfigError(
-                f"leyden plan does not know how `hardware.strategy` {strategy} shares memory. It knows: "
-                f"{', '.join(STRATEGIES)}. Give one of these, e.g. hardware.strategy=auto for one device."
-            )
-        idle = len(hardware.idle_gpus)
-        if devices == "idle" and strategy == "auto" and idle > 1 and cfg.hardware.accelerator in ("auto", "gpu"):
-            strategy = "ddp"  # as the run would choose
-        given = len(devices) if not isinstance(devices, str | int) else devices if isinstance(devices, int) else 1
-        self.num_devices = given if given > 1 else idle if idle > 1 else EXAMPLE_DEVICES
         self.has_blocks = hasattr(task.net, "repeated_blocks")
-        self.smallest = smallest_part(task)
         free = self.budget.usable if self.budget else 2**62
         self.resident = resident_bytes(data, torch.device(self.accelerator), free)
-        self._tracers: dict[tuple[str, bool], StepTracer] = {}
+        self._tracers: dict[tuple[str, bool, int], StepTracer] = {}
         self._steps: dict[tuple[Any, ...], StepMemory] = {}
-        local = self.local_batch(strategy)
+        layouts = choose_layouts(cfg.hardware, hardware, task.net, self.engine)
+        self.layouts = layouts.of
+        local = self.local_batch(layouts.own)
+        micro = self.engine.micro_batch_size
         self.own = Way(
-            min(self.engine.micro_batch_size or local, local),
+            min(micro, local) if isinstance(micro, int) else local,
             self.engine.number_format,
             self.engine.activation_checkpointing,
-            strategy,
+            layouts.own,
         )
 
-    def devices_of(self, strategy: str) -> int:
-        """Devices that share a step."""
-        return 1 if strategy == "auto" else self.num_devices
+    def smallest(self, strategy: str) -> int:
+        """Samples that a step needs at a time: two where processes fetch weights, who take equally many parts."""
+        return max(smallest_part(self.task), 2 if STRATEGIES[strategy].shards_weights else 1)
+
+    def can_be(self, way: Way) -> bool:
+        """Whether the network can be trained so, beside its memory."""
+        layout, engine = self.layouts.get(way.strategy), self.engine_of(way)
+        return layout is not None and find_problem(way.strategy, layout, self.task.net, engine) is None
+
+    def engine_of(self, way: Way) -> Engine:
+        """The settings of a way."""
+        return replace(
+            self.engine,
+            precision=way.precision,  # type: ignore[arg-type]
+            activation_checkpointing=way.activation_checkpointing,
+            micro_batch_size=way.micro_batch_size,
+        )
 
     def local_batch(self, strategy: str) -> int:
         """Samples of a global batch on one device."""
-        return -(-self.data.batch_size // self.devices_of(strategy))
+        return -(-self.data.batch_size // self.layouts[strategy].data_parallel_size)
 
     def memory(self, way: Way) -> StepMemory:
         """What a step takes on each device.
@@ -167,23 +165,25 @@ class Planner:
         Raises:
             PlanError: when the step cannot be taken without values.
         """
-        kind, local = (way.precision, way.activation_checkpointing), self.local_batch(way.strategy)
+        layout, local = self.layouts[way.strategy], self.local_batch(way.strategy)
+        kind = (way.precision, way.activation_checkpointing, layout.tensor_parallel_size)
         key = (*kind, local, way.micro_batch_size)
         if key not in self._steps:
             self.announce(f"{way.micro_batch_size} samples in {way.precision}")
             if kind not in self._tracers:
-                settings = {"precision": way.precision, "activation_checkpointing": way.activation_checkpointing}
-                engine = replace(self.engine, **settings)  # type: ignore[arg-type]
-                self._tracers[kind] = StepTracer(self.task, self.data, self.accelerator, engine)
+                engine = self.engine_of(way)
+                self._tracers[kind] = StepTracer(
+                    self.task, self.data, self.accelerator, engine, layout.tensor_parallel_size
+                )
             micro = None if way.micro_batch_size >= local else way.micro_batch_size
             self._steps[key] = self._tracers[kind].measure(local, micro, self.resident)
-        return share(self._steps[key], way.strategy, self.devices_of(way.strategy))
+        return share(self._steps[key], way.strategy, layout.data_parallel_size)
 
     def row(self, way: Way) -> Row:
         """A way with what it takes."""
         memory = self.memory(way)
         fits = memory.total <= self.budget.usable if self.budget else None
-        return Row(way, self.devices_of(way.strategy), memory, fits)
+        return Row(way, self.layouts[way.strategy], memory, fits)
 
     def largest(self, way: Way) -> int | None:
         """The largest micro-batch, up to a device's whole share of the batch, with which a way fits into the budget.
@@ -196,7 +196,7 @@ class Planner:
         def excess(size: int) -> int:
             return self.memory(replace(way, micro_batch_size=size)).total - usable
 
-        return find_largest(excess, self.smallest, self.local_batch(way.strategy))
+        return find_largest(excess, self.smallest(way.strategy), self.local_batch(way.strategy))
 
     def rows(self, extra: Iterable[int] = ()) -> Iterator[Row]:
         """Ways that people compare: smaller micro-batches, other formats and recomputing, other strategies.
@@ -204,20 +204,17 @@ class Planner:
         Args:
             extra: further micro-batches.
         """
-        own, local = self.own, self.local_batch(self.own.strategy)
-        sizes = {local // 2**power for power in (0, 1, 2, 3)} | {self.smallest, own.micro_batch_size, *extra}
-        kept = sorted((s for s in sizes if self.smallest <= s <= local), reverse=True)
+        own, local, smallest = self.own, self.local_batch(self.own.strategy), self.smallest(self.own.strategy)
+        sizes = {local // 2**power for power in (0, 1, 2, 3)} | {smallest, own.micro_batch_size, *extra}
+        kept = sorted((s for s in sizes if smallest <= s <= local), reverse=True)
         ways = [replace(own, micro_batch_size=size) for size in kept]
-        formats = [
-            p for p in dict.fromkeys((own.precision, *PRECISIONS)) if self.accelerator != "cpu" or p[0:2] != "16"
-        ]
-        for precision in formats:
+        for precision in dict.fromkeys((own.precision, *PRECISIONS)):
             for recomputes in (False, True) if self.has_blocks else (own.activation_checkpointing,):
                 ways.append(replace(own, precision=precision, activation_checkpointing=recomputes))
-        for strategy in STRATEGIES:
-            size = min(own.micro_batch_size, self.local_batch(strategy))
+        for strategy in self.layouts:
+            size = max(min(own.micro_batch_size, self.local_batch(strategy)), self.smallest(strategy))
             ways.append(replace(own, strategy=strategy, micro_batch_size=size))
-        yield from map(self.row, dict.fromkeys(ways))
+        yield from map(self.row, filter(self.can_be, dict.fromkeys(ways)))
 
 
 def build_planner(
@@ -284,25 +281,22 @@ def warn_of_memory(assembly: Assembly) -> None:
     What cannot be planned is trained all the same; the log says why it was not planned.
     """
     task, data, plan = assembly.task, assembly.data, assembly.plan
-    is_known = isinstance(task, Task) and isinstance(data, DataModule) and plan.strategy in STRATEGIES
-    if plan.accelerator != "cuda" or not is_known:
+    if plan.accelerator != "cuda" or not isinstance(task, Task) or not isinstance(data, DataModule):
         return
-    assert isinstance(task, Task)
-    assert isinstance(data, DataModule)
     device = assembly.trainer.strategy.root_device
     budget = Budget(free_on(device), f"what is free on {device}", context=0)
-    num_devices = assembly.trainer.world_size
-    local = -(-data.batch_size // num_devices)
+    data_parallel_size = assembly.trainer.world_size // plan.tensor_parallel_size
+    local, micro = -(-data.batch_size // data_parallel_size), task.engine.micro_batch_size
     resident = resident_bytes(data, device, budget.total)
 
     @cache
     def measure(size: int) -> int:
         step = tracer.measure(local, size if size < local else None, resident)
-        return share(step, plan.strategy, num_devices).total
+        return share(step, plan.strategy, data_parallel_size).total
 
     try:
-        tracer = StepTracer(task, data, "cuda")
-        peak = measure(min(task.engine.micro_batch_size or local, local))
+        tracer = StepTracer(task, data, "cuda", tensor_parallel_size=plan.tensor_parallel_size)
+        peak = measure(min(micro, local) if isinstance(micro, int) else local)
         if peak <= budget.usable:
             return
         largest = find_largest(lambda size: measure(size) - budget.usable, smallest_part(task), local)
@@ -312,9 +306,13 @@ def warn_of_memory(assembly: Assembly) -> None:
     advice = [f"engine.micro_batch_size={largest}"] if largest is not None else []
     if hasattr(task.net, "repeated_blocks") and not task.engine.activation_checkpointing:
         advice.append("engine.activation_checkpointing=true")
+    itself = (
+        "; if it does run out, it is taken again in smaller parts" if micro == "auto" and not plan.is_sharded else ""
+    )
     log.warning(
-        "A training step will take about %s, but %s. Use %s; `leyden plan` with this run's overrides shows more.",
+        "A training step will take about %s, but %s%s. Use %s; `leyden plan` with this run's overrides shows more.",
         format_gib(peak),
         budget.describe(),
+        itself,
         " or ".join(advice) or "a smaller network",
     )

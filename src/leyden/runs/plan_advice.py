@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from leyden.engine.memory import STRATEGIES
 from leyden.hardware.memory import format_gib
-from leyden.runs.plan import MAX_CHEAP_PARTS, Planner, Way, known_strategies
+from leyden.runs.plan import MAX_CHEAP_PARTS, Planner, Way
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ def advise(planner: Planner) -> Advice:
             continue
         overrides = overrides_of(planner, way)
         text.append(f"The config does not fit. The cheapest change that does: {' '.join(overrides)} ({reason}).")
+        if planner.engine.micro_batch_size == "auto" and way == replace(own, micro_batch_size=way.micro_batch_size):
+            text.append("engine.micro_batch_size=auto would come to such parts too, by running out of memory first.")
         return Advice(largest, overrides, text, way)
     return Advice(largest, None, [*text, *nothing_fits(planner)], None)
 
@@ -82,10 +84,10 @@ def changes(planner: Planner, largest: int | None) -> Iterator[tuple[Way, str]]:
     if own.precision != "bf16-true" and (size := planner.largest(half)) is not None:
         yield _cut(planner, half, size), "the whole network in bfloat16, where small updates get lost"
     for name, kind in STRATEGIES.items():
-        if kind.shards_weights and name != own.strategy and name in known_strategies():
-            way = replace(own, strategy=name)
-            if (size := planner.largest(way)) is not None:
-                yield _cut(planner, way, size), f"{planner.devices_of(name)} devices that share the weights"
+        way = replace(own, strategy=name)
+        shares = (kind.shards_weights or kind.cuts_layers) and name != own.strategy and planner.can_be(way)
+        if shares and (size := planner.largest(way)) is not None:
+            yield _cut(planner, way, size), f"{planner.layouts[name].num_devices} devices that share the weights"
 
 
 def _parts(planner: Planner, way: Way, size: int) -> int:
@@ -95,7 +97,7 @@ def _parts(planner: Planner, way: Way, size: int) -> int:
 def _cut(planner: Planner, way: Way, size: int) -> Way:
     """A way with as few parts as a size allows, made equal: smaller parts, and no more of them."""
     equal = -(-planner.local_batch(way.strategy) // _parts(planner, way, size))
-    return replace(way, micro_batch_size=max(equal, planner.smallest))
+    return replace(way, micro_batch_size=max(equal, planner.smallest(way.strategy)))
 
 
 def _cost(planner: Planner, way: Way, size: int) -> str:
@@ -113,17 +115,21 @@ def overrides_of(planner: Planner, way: Way) -> list[str]:
     if way.precision != own.precision:
         found.append(f"engine.precision={way.precision}")
     if way.strategy != own.strategy:
-        found += [f"hardware.strategy={way.strategy}", f"hardware.devices={planner.devices_of(way.strategy)}"]
+        layout = planner.layouts[way.strategy]
+        found += [f"hardware.strategy={way.strategy}", f"hardware.devices={layout.num_devices}"]
+        if layout.data_parallel_size > 1 and layout.tensor_parallel_size > 1:
+            found.append(f"hardware.tensor_parallel_size={layout.tensor_parallel_size}")
     if way.micro_batch_size < local and way.micro_batch_size != planner.engine.micro_batch_size:
         found.append(f"engine.micro_batch_size={way.micro_batch_size}")
-    elif way.micro_batch_size >= local and planner.engine.micro_batch_size is not None:
+    elif way.micro_batch_size >= local and isinstance(planner.engine.micro_batch_size, int):
         found.append("engine.micro_batch_size=null")
     return found
 
 
 def nothing_fits(planner: Planner) -> list[str]:
     """Why nothing fits, and what would help."""
-    smallest = planner.memory(replace(planner.own, micro_batch_size=planner.smallest))
+    size = planner.smallest(planner.own.strategy)
+    smallest = planner.memory(replace(planner.own, micro_batch_size=size))
     weights = smallest.parameters + smallest.gradients + smallest.optimizer_state + smallest.average
     helps = ["a smaller network (model.net.*)"]
     if smallest.optimizer_state > smallest.parameters:
@@ -135,7 +141,7 @@ def nothing_fits(planner: Planner) -> list[str]:
     if smallest.batch > smallest.activations:
         helps.append("a smaller data.batch_size")
     return [
-        f"Nothing fits, even {planner.smallest} sample(s) at a time: {format_gib(smallest.total)} are needed, of which "
+        f"Nothing fits, even {size} sample(s) at a time: {format_gib(smallest.total)} are needed, of which "
         f"{format_gib(weights)} are for weights, gradients and optimiser. What would help: {', '.join(helps)}, or a "
         "device with more memory."
     ]

@@ -10,10 +10,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from leyden.engine.memory import StepMemory
-from leyden.hardware.memory import GIB, MIB, Budget
-from leyden.runs.plan import Announce, Planner, Row, Way, build_planner, known_strategies
+from leyden.engine.memory import STRATEGIES, StepMemory
+from leyden.hardware.memory import MIB, Budget
+from leyden.runs.plan import Announce, Planner, Row, Way, build_planner
 from leyden.runs.plan_advice import Advice, advise
+from leyden.runs.plan_layout import Layout
 
 PARTS = ("parameters", "gradients", "optimizer_state", "average", "activations", "batch", "resident")
 HEADS = ("weights", "gradients", "optimiser", "average", "activations", "batch", "data")
@@ -59,7 +60,8 @@ class MemoryPlan:
                     "precision": row.way.precision,
                     "activation_checkpointing": row.way.activation_checkpointing,
                     "strategy": row.way.strategy,
-                    "num_devices": row.num_devices,
+                    "data_parallel_size": row.layout.data_parallel_size,
+                    "tensor_parallel_size": row.layout.tensor_parallel_size,
                     "is_config": row.way == self.own,
                     "fits": row.fits,
                     **{f"{part}_bytes": getattr(row.memory, part) for part in PARTS},
@@ -80,11 +82,9 @@ class MemoryPlan:
             console.print(line, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
     def _table(self) -> Table:
-        in_gib = max(row.memory.total for row in self.rows) >= 10 * GIB
-        unit, size = ("GiB", GIB) if in_gib else ("MiB", MIB)
         where = "CUDA device" if self.accelerator == "cuda" else "CPU"
         table = Table(
-            title=f"Peak memory of a step of experiment={self.experiment} on each {where}, in {unit} "
+            title=f"Peak memory of a step of experiment={self.experiment} on each {where}, in MiB "
             f"(global batch {self.batch_size})",
             title_justify="left",
             box=box.SIMPLE,
@@ -93,25 +93,34 @@ class MemoryPlan:
         shown = [(p, h) for p, h in zip(PARTS, HEADS, strict=True) if any(getattr(r.memory, p) for r in self.rows)]
         recomputes = len({row.way.activation_checkpointing for row in self.rows}) > 1
         for head in ["micro-batch", "precision", *(["recompute"] if recomputes else []), "strategy"]:
-            table.add_column(head, justify="right" if head == "micro-batch" else "left", no_wrap=True)
+            table.add_column(head, justify="right" if head == "micro-batch" else "left", overflow="fold")
         for _, head in [*shown, ("total", "peak")]:
-            table.add_column(head, justify="right", no_wrap=True)
+            table.add_column(head, justify="right", overflow="fold")
         if self.budget is not None:
-            table.add_column("fits", no_wrap=True)
+            table.add_column("fits", overflow="fold")
         for row in self.rows:
             way, is_own = row.way, row.way == self.own
             cells = [f"{'* ' if is_own else ''}{way.micro_batch_size}", way.precision]
             cells += [("yes" if way.activation_checkpointing else "no")] if recomputes else []
-            cells += ["one" if way.strategy == "auto" else f"{way.strategy} x {row.num_devices}"]
-            cells += [_number(row.memory, part, size) for part, _ in [*shown, ("total", "peak")]]
+            cells += [_describe_devices(way.strategy, row.layout)]
+            cells += [_number(row.memory, part) for part, _ in [*shown, ("total", "peak")]]
             if self.budget is not None:
                 cells.append("[green]yes[/]" if row.fits else "[red]NO[/]")
             table.add_row(*cells, style="bold" if is_own else "")
         return table
 
 
-def _number(memory: StepMemory, part: str, size: int) -> str:
-    value = getattr(memory, part) / size
+def _describe_devices(strategy: str, layout: Layout) -> str:
+    if strategy == "auto":
+        return "one"
+    if layout.tensor_parallel_size == 1:
+        return f"{strategy} x {layout.data_parallel_size}"
+    tensor = f"tp x {layout.tensor_parallel_size}"
+    return f"fsdp x {layout.data_parallel_size}, {tensor}" if layout.data_parallel_size > 1 else tensor
+
+
+def _number(memory: StepMemory, part: str) -> str:
+    value = getattr(memory, part) / MIB
     return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
 
 
@@ -154,7 +163,8 @@ def _notes(planner: Planner, rows: list[Row]) -> list[str]:
         notes.append("Texts are counted at their full length (data.max_length); most batches are shorter.")
     if planner.engine.compile_mode != "off":
         notes.append(f"engine.compile={planner.engine.compile_mode} is not counted; fused kernels keep less.")
-    unknown = [s for s in dict.fromkeys(row.way.strategy for row in rows) if s not in known_strategies()]
-    for name in unknown:
-        notes.append(f"{name} is there to compare: hardware.strategy takes {', '.join(known_strategies())}.")
+    if any(row.layout.tensor_parallel_size > 1 for row in rows):
+        notes.append("tp is tensor_parallel; fsdp x N, tp x M is fsdp_tensor_parallel.")
+    if any(STRATEGIES[row.way.strategy].shards_weights for row in rows):
+        notes.append("fsdp: the weights that a process fetches for a block, and their gradient, are with activations.")
     return notes

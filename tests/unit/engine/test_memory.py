@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from torch import nn
 
 from leyden.engine.memory import Phase, StepMemory, share
+from leyden.engine.parallel import fetched_bytes
 
 # 600 bytes last; the gradient phase has 50 of 100 bytes of gradients beside 400 others, the update has all and 200 more
 STEP = StepMemory(
@@ -45,3 +49,24 @@ def test_sharded_weights_are_a_part() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_device_shares_nothing(count: int) -> None:
     assert share(STEP, "auto", count) == STEP
+
+
+def test_what_is_fetched_is_there_with_its_gradient() -> None:
+    step = replace(STEP, fetched=30)
+    assert share(step, "fsdp", 4).total == share(STEP, "fsdp", 4).total + 60
+    assert share(step, "fsdp", 1) == step  # nothing is fetched from itself
+    assert share(step, "ddp", 4).total == share(STEP, "ddp", 4).total
+    assert share(step, "tensor_parallel", 1) == step
+
+
+def test_two_blocks_and_what_is_in_none_are_fetched() -> None:
+    class Blocks(nn.Module):
+        repeated_blocks = "blocks"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(width, 1, bias=False) for width in (5, 7, 6))
+            self.head = nn.Linear(2, 1, bias=False)
+
+    assert fetched_bytes(Blocks()) == 4 * (7 + 6 + 2)
+    assert fetched_bytes(nn.Linear(3, 1)) == 4 * 4  # no blocks: all of it

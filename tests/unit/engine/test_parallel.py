@@ -47,6 +47,17 @@ def test_a_process_with_half_of_the_heads_gives_half_of_the_attention() -> None:
     torch.testing.assert_close(total, expected, rtol=1e-13, atol=1e-13)
 
 
+class Planned(nn.Sequential):
+    """A network with a plan of a user's."""
+
+    def __init__(self, plan: Any) -> None:
+        super().__init__(nn.GELU(), nn.Linear(2, 2))
+        self.plan = plan
+
+    def parallel_plan(self) -> Any:
+        return self.plan
+
+
 @pytest.mark.parametrize(
     ("net", "expected"),
     [
@@ -98,12 +109,26 @@ def test_plans_name_the_layers_that_are_cut(net: nn.Module, expected: dict[str, 
             "(leyden.nlp.nets.TransformerEncoder) evenly. Change model.net.num_heads to a multiple of 2",
         ),
         (MLP(3, 1, 8, hidden_dims=[7]), {}, 1, 2, "cannot share the 7 outputs of `hidden.1`"),
+        (Planned({"first": "column"}), {}, 1, 2, "names `first` as 'column', which must be a Linear, but is not there"),
+        (Planned({"0": "row"}), {}, 1, 2, "names `0` as 'row', which must be a Linear, but is a GELU"),
+        (Planned({"1": "dropout"}), {}, 1, 2, "names `1` as 'dropout', which must be a Dropout, but is a Linear"),
         (NgramBag(3, 9), {"compile": "default"}, 2, 1, "`engine.compile` is default"),
         (NgramBag(3, 9), {"precision": "16-mixed"}, 2, 1, "`engine.precision` is 16-mixed"),
         (NgramBag(3, 9), {"micro_batch_size": 1}, 2, 1, "`engine.micro_batch_size` is 1"),
         (nn.Sequential(nn.BatchNorm1d(3)), {}, 2, 1, "has a BatchNorm (`0`), whose running statistics would differ"),
     ],
-    ids=["no plan", "heads", "width", "compile", "16-mixed", "micro-batch", "BatchNorm"],
+    ids=[
+        "no plan",
+        "heads",
+        "width",
+        "no module",
+        "no Linear",
+        "no Dropout",
+        "compile",
+        "16-mixed",
+        "micro-batch",
+        "BatchNorm",
+    ],
 )
 def test_what_cannot_be_cut_is_refused(
     net: nn.Module, engine: dict[str, Any], data_size: int, tensor_size: int, words: str

@@ -22,7 +22,7 @@ from leyden.engine.recompute import recompute_blocks
 from leyden.engine.schedule import Cosine
 from leyden.engine.settings import PLAIN_STEP, Engine
 from leyden.engine.task import Task
-from leyden.engine.tracer import PlanError, StepTracer, estimate
+from leyden.engine.tracer import PlanError, StepTracer
 
 FEATURES = 16
 
@@ -216,14 +216,14 @@ def test_task_of_a_run_is_taken_as_it_is() -> None:
     expected = StepTracer(task, data(), "cuda", settings).measure(500, 250)
     recompute_blocks(task.net)
     task.engine = settings
-    assert estimate(task, data(1000), "cuda", num_devices=2) == expected
+    assert StepTracer(task, data(1000), "cuda").measure(500, 250) == expected
 
 
 def test_nothing_is_left_behind() -> None:
     task, points = build(nn.Sequential(nn.Linear(FEATURES, 4), nn.Dropout(0.5), nn.Linear(4, 1))), data()
     before, rng = copy.deepcopy(task.state_dict()), torch.get_rng_state()
     attributes = dict(vars(points))
-    estimate(task, points)
+    StepTracer(task, points, "cuda").measure(64, 16)
     assert torch.get_rng_state().equal(rng)
     assert vars(points) == attributes
     assert all(type(p) is nn.Parameter and p.grad is None for p in task.parameters())
@@ -245,7 +245,7 @@ def test_steps_that_need_values_are_named(way: str) -> None:
 
     task = Looks(nn.Linear(FEATURES, 1), ADAM, Cosine())
     with pytest.raises(PlanError, match=r"cannot be planned: Points and Linear cannot take a step .*Train without"):
-        estimate(task, data())
+        StepTracer(task, data(), "cuda").measure(64, None)
 
 
 def test_engine_of_the_task_is_untouched() -> None:

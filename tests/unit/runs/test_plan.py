@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from leyden.config import validate
+from leyden.engine.parallel import cut_layers, own_bytes
 from leyden.engine.settings import Engine
 from leyden.entry import compose_config
 from leyden.errors import ConfigError
@@ -21,8 +23,9 @@ from leyden.hardware.nvml import Gpu
 from leyden.hardware.probe import Hardware
 from leyden.runs import plan as plan_module
 from leyden.runs import plan_advice
-from leyden.runs.plan import EXAMPLE_DEVICES, Planner, Way, gpu_budget, warn_of_memory
+from leyden.runs.plan import Planner, Way, gpu_budget, warn_of_memory
 from leyden.runs.plan_advice import advise
+from leyden.runs.plan_layout import EXAMPLE_DEVICES, Layout
 from leyden.wiring import build_data, build_task
 
 CPU = Hardware((), False, "Xeon", 2)
@@ -93,7 +96,8 @@ def test_few_parts_are_the_cheapest(vit: Planner) -> None:
     found = advise(with_budget(vit, usable))
     assert found.largest_micro_batch_size == 24
     assert found.overrides == ["engine.micro_batch_size=22"]  # three equal parts
-    assert "22 (the batch in 3 parts; the same result)" in found.text[-1]
+    assert "22 (the batch in 3 parts; the same result)" in found.text[-2]
+    assert "auto would come to such parts too" in found.text[-1]
 
 
 def test_recomputing_comes_before_many_parts(vit: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,8 +141,13 @@ def test_rows_mark_the_config_and_leave_out_what_cannot_be() -> None:
     rows = list(found.rows())
     assert [row.way for row in rows].count(found.own) == 1
     assert {row.way.activation_checkpointing for row in rows} == {False}  # an MLP has no repeated blocks
-    assert "16-mixed" not in {row.way.precision for row in rows}  # not on a CPU
-    assert {row.way.strategy: row.num_devices for row in rows} == {"auto": 1, "ddp": 8, "fsdp": 8}
+    assert {row.way.strategy: row.layout for row in rows} == {
+        "auto": Layout(1, 1),
+        "ddp": Layout(8, 1),
+        "fsdp": Layout(8, 1),
+        "tensor_parallel": Layout(1, 8),
+        "fsdp_tensor_parallel": Layout(4, 2),
+    }
     assert all(row.fits is None for row in rows)
     assert len({row.way for row in rows}) == len(rows) <= 16
     assert (
@@ -147,11 +156,61 @@ def test_rows_mark_the_config_and_leave_out_what_cannot_be() -> None:
 
 
 def test_devices_are_those_of_the_config_or_of_the_machine() -> None:
-    assert planner(*MLP).num_devices == EXAMPLE_DEVICES
-    assert planner(*MLP, "hardware=ddp", "hardware.devices=4").num_devices == 4
-    assert planner(*MLP, "hardware=ddp", "hardware.devices=[0,1,2]").num_devices == 3
+    assert planner(*MLP).layouts["ddp"] == Layout(EXAMPLE_DEVICES)
+    assert planner(*MLP, "hardware=ddp", "hardware.devices=4").layouts["ddp"] == Layout(4)
+    assert planner(*MLP, "hardware=ddp", "hardware.devices=[0,1,2]").layouts["ddp"] == Layout(3)
     found = planner(*MLP, hardware=TWO_GPUS)  # which hardware=auto takes both of
-    assert (found.own.strategy, found.num_devices, found.own.micro_batch_size) == ("ddp", 2, 128)
+    assert (found.own.strategy, found.layouts["ddp"], found.own.micro_batch_size) == ("ddp", Layout(2), 128)
+    both = planner(*MLP, "hardware=fsdp_tensor_parallel", "hardware.devices=8", "hardware.tensor_parallel_size=4")
+    assert both.layouts["fsdp_tensor_parallel"] == Layout(2, 4)
+
+
+def test_only_what_the_network_can_do_is_compared() -> None:
+    found = planner("experiment=nlp_transformer")  # of four heads
+    assert found.layouts["tensor_parallel"] == Layout(1, 4)
+    assert found.layouts["fsdp_tensor_parallel"] == Layout(4, 2)
+    assert set(planner("experiment=vision").layouts) == {"auto", "ddp", "fsdp"}  # a CNN has no plan of its layers
+    assert set(planner(*MLP, "engine.compile=default").layouts) == {"auto", "ddp"}
+    single = planner(*MLP, "hardware=fsdp", "data.batch_size=16", "hardware.devices=8")
+    assert {row.way.micro_batch_size for row in single.rows() if row.way.strategy == "fsdp"} == {2}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("hardware=tensor_parallel", "hardware.devices=3"),
+            "3 tensor parallel processes cannot share the 4 ",
+        ),
+        (("hardware=fsdp", "engine.precision=16-mixed"), "`engine.precision` is 16-mixed, whose loss scale"),
+        (
+            ("hardware=fsdp_tensor_parallel", "hardware.devices=6", "hardware.tensor_parallel_size=4"),
+            "cannot lay out 6 device(s) with `hardware.tensor_parallel_size` 4",
+        ),
+    ],
+)
+def test_own_strategy_that_cannot_be_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        planner("experiment=nlp_transformer", *overrides)
+
+
+def test_tensor_parallel_processes_hold_their_part() -> None:
+    # The same step with one layer cut in two: 10 x 256 inputs' weights and their biases, and 256 x 256 after them
+    found = planner(*MLP, "hardware=tensor_parallel_cpu")
+    whole, cut = (found.memory(replace(found.own, strategy=name)) for name in ("auto", "tensor_parallel"))
+    weights = [p.numel() * 4 for name, p in found.task.net.named_parameters()]
+    assert whole.parameters == sum(weights) + sum(b.nbytes for b in found.task.buffers())
+    own = own_bytes(cut_copy(found.task.net, 2))
+    assert cut.parameters == whole.parameters - sum(weights) + own
+    assert own < 0.6 * sum(weights)
+    assert cut.optimizer_state == 2 * own
+    assert cut.activations < whole.activations
+
+
+def cut_copy(net: torch.nn.Module, size: int) -> torch.nn.Module:
+    copied = copy.deepcopy(net)
+    cut_layers(copied, size)
+    return copied
 
 
 def test_data_lives_on_the_device_where_it_fits() -> None:
@@ -167,10 +226,10 @@ def test_batch_norm_cannot_take_one_sample() -> None:
     cfg = compose(*MLP)
     data = build_data(cfg)
     task = build_task(cfg, data.facts)
-    assert Planner(cfg, data, task, None, CPU).smallest == 1
-    task.net.body.append(torch.nn.BatchNorm1d(256))
+    assert Planner(cfg, data, task, None, CPU).smallest("auto") == 1
+    task.net.norm = torch.nn.BatchNorm1d(256)
     found = Planner(cfg, data, task, FixedBudget(10 * MIB, "a test"), CPU)
-    assert found.smallest == 2
+    assert found.smallest("auto") == 2
     assert found.largest(found.own) == 256
 
 
@@ -198,7 +257,7 @@ def assembly(*overrides: str, **changes: Any) -> Any:
     task = build_task(cfg, data.facts)
     task.engine = Engine(**cfg.engine)
     trainer = SimpleNamespace(world_size=1, strategy=SimpleNamespace(root_device=torch.device("cuda", 0)))
-    hardware = SimpleNamespace(accelerator="cuda", strategy="auto")
+    hardware = SimpleNamespace(accelerator="cuda", strategy="auto", tensor_parallel_size=1, is_sharded=False)
     return SimpleNamespace(**{"task": task, "data": data, "trainer": trainer, "plan": hardware, **changes})
 
 
@@ -232,10 +291,10 @@ def test_run_that_fits_is_not_warned(monkeypatch: pytest.MonkeyPatch, caplog: py
 
 def test_run_elsewhere_is_not_planned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     free(monkeypatch, 1)
-    run = assembly(*MLP, plan=SimpleNamespace(accelerator="cpu", strategy="auto"))
+    run = assembly(*MLP)
+    run.plan.accelerator = "cpu"
     warn_of_memory(run)
-    run.plan = SimpleNamespace(accelerator="cuda", strategy="of another kind")
-    warn_of_memory(run)
+    run.plan.accelerator = "cuda"
     run.task = torch.nn.Linear(1, 1)
     warn_of_memory(run)
     assert not caplog.records
@@ -255,11 +314,3 @@ def test_run_whose_step_needs_values_goes_on(monkeypatch: pytest.MonkeyPatch, ca
     warn_of_memory(run)
     assert "cannot be planned" in caplog.text
     assert all(record.levelno < logging.WARNING for record in caplog.records)
-
-
-def test_strategy_that_is_not_known_is_refused() -> None:
-    cfg = compose(*MLP)
-    cfg.hardware.strategy = "of another kind"
-    data = build_data(cfg)
-    with pytest.raises(ConfigError, match=r"does not know how `hardware.strategy` of another kind .*auto, ddp, fsdp"):
-        Planner(cfg, data, build_task(cfg, data.facts), None, CPU)
