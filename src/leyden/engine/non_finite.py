@@ -41,7 +41,7 @@ class FiniteGuard:
 
     Attributes:
         last_finite: the last step known to have a finite loss, and that loss.
-        num_skipped: steps skipped so far.
+        num_skipped: steps skipped so far, also by the loss scale of float16; they do not count for the schedule.
     """
 
     def __init__(self, task: Task) -> None:
@@ -56,6 +56,7 @@ class FiniteGuard:
         self._step_loss = 0.0
         self._is_bad = False
         self._buffers: list[Tensor] = []
+        self._scale: float | None = None  # of float16, after the last step
         self._num_taken = {"interval": 0, "epoch": 0}
 
     def state(self) -> dict[str, Any]:
@@ -79,6 +80,8 @@ class FiniteGuard:
     def begin(self) -> None:
         """Called before the first loss of a step."""
         self._step_loss, self._is_bad = 0.0, False
+        if self._scale is None and (scaler := _scaler(self.task)) is not None:
+            self._scale = scaler.get_scale()  # that of a resumed run is loaded by now
         self._first_bad_before = self._first_bad
         if self.skips:  # running statistics that a bad batch would spoil
             self._buffers = [buffer.clone() for buffer in self.task.net.buffers()]
@@ -122,6 +125,20 @@ class FiniteGuard:
         if self.looks:
             self.last_finite = (step, self._step_loss)
         return True
+
+    def has_stepped(self, was_allowed: bool) -> bool:
+        """Whether the optimiser took the step: the loss scale of float16 leaves out one whose gradient overflowed.
+
+        Reading the scale makes the host wait for the device, as the scale itself does for most optimisers.
+        """
+        scaler = _scaler(self.task)
+        if scaler is None:
+            return was_allowed
+        before, self._scale = self._scale, scaler.get_scale()
+        overflowed = before is not None and self._scale < before
+        if was_allowed and overflowed:
+            self.num_skipped += 1
+        return was_allowed and not overflowed
 
     def _must_skip(self) -> bool:
         trainer = self.task.trainer

@@ -39,8 +39,9 @@ class Engine:
             validated, tested and saved as best. null does not average.
         ema_start_step: optimiser steps before the average starts; until then the weights themselves count.
         non_finite: what a training loss that is not finite does: "stop" ends the run with the step and what is known
-            of the cause; "skip" leaves a step out whose loss or gradient is not finite. The step still counts for
-            the schedule. On an accelerator "skip" makes the host wait for the device at every step.
+            of the cause; "skip" leaves a step out whose loss or gradient is not finite. The step counts for
+            trainer.max_steps, but not for the schedule. On an accelerator "skip" makes the host wait for the device at
+            every step.
         max_skipped_steps: largest number of steps in a row that are skipped; one more ends the run.
         compile: mode of torch.compile for the network: "default", "reduce-overhead" (CUDA graphs: for small steps on a
             GPU) or "max-autotune" (a long search for fast kernels); "off" does not compile.

@@ -174,7 +174,7 @@ class Task(LightningModule):
     def _optimise(self, trainer: Trainer, step: int, batches: list[Batch], lengths: list[int]) -> None:
         """One optimiser step: the gradient of the mean loss over all samples of these batches, however cut."""
         optimizer = trainer.optimizers[0]
-        rate = self.schedule.factor(step, self._num_steps)
+        rate = self.schedule.factor(step - self.guard.num_skipped, self._num_steps)
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * rate
         self._calls.zero_grad()
@@ -185,7 +185,7 @@ class Task(LightningModule):
             listener()
         is_taken = self.guard.allows(step + 1, optimizer)
         self.micro_batches.step()
-        if self._average and is_taken:
+        if self.guard.has_stepped(is_taken) and self._average:
             self._average.update(step + 1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -304,7 +304,7 @@ class Task(LightningModule):
         values = {"train/loss_step": loss, "train/lr": trainer.optimizers[0].param_groups[0]["lr"]}
         if self._grad_norm is not None:
             values["train/grad_norm"] = float(self._grad_norm)  # before clipping
-        if self.guard.skips:
+        if self.guard.skips or self.guard.num_skipped:
             values["train/skipped_steps"] = float(self.guard.num_skipped)
         self._write(values)
 

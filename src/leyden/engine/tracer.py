@@ -102,7 +102,7 @@ class StepTracer:
             return action()
         except USER_ERRORS:
             raise
-        except (RuntimeError, TypeError, ValueError) as err:  # operators that need values raise any of these
+        except Exception as err:  # operators that need values raise anything, also AssertionError
             text = str(err).strip()
             raise PlanError(
                 f"The memory of this step cannot be planned: {type(self.data).__name__} and {type(self.net).__name__} "

@@ -18,8 +18,8 @@ from leyden.data.residency import Room, choose_residency, free_memory, free_on, 
 from leyden.engine.memory import STRATEGIES, StepMemory, share
 from leyden.engine.settings import Engine
 from leyden.engine.task import Task
-from leyden.engine.tracer import PlanError, StepTracer
-from leyden.errors import ConfigError
+from leyden.engine.tracer import StepTracer
+from leyden.errors import USER_ERRORS, ConfigError
 from leyden.hardware.layout import lay_out
 from leyden.hardware.memory import CARD_MEMORY_MIB, MIB, Budget, format_gib, parse_budget
 from leyden.hardware.probe import Hardware, probe_hardware
@@ -300,7 +300,7 @@ def warn_of_memory(assembly: Assembly) -> None:
         if peak <= budget.usable:
             return
         largest = find_largest(lambda size: measure(size) - budget.usable, smallest_part(task), local)
-    except PlanError as err:
+    except USER_ERRORS as err:  # a run that cannot be planned may be trained all the same
         log.info("%s", err)
         return
     advice = [f"engine.micro_batch_size={largest}"] if largest is not None else []

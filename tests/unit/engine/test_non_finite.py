@@ -21,7 +21,7 @@ from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch
 from leyden.engine import non_finite
 from leyden.engine.checkpoint import CheckpointWriter
-from leyden.engine.schedule import Constant
+from leyden.engine.schedule import Constant, Cosine
 from leyden.engine.settings import PLAIN_STEP
 from leyden.engine.task import Task
 from leyden.errors import TrainingError
@@ -206,6 +206,22 @@ def test_skipped_step_leaves_no_trace(tmp_path: Path, fault: str) -> None:
     for index, state in before["optimizer"].items():
         for name, value in state.items():
             assert after["optimizer"][index][name].equal(value), name
+
+
+def test_skipped_steps_do_not_count_for_the_schedule(tmp_path: Path) -> None:
+    task = build(SKIP)
+    task.schedule = Cosine()
+    task.bad_losses = (3, 4)
+    rates: list[float] = []
+
+    class Watched(Checkpoint):
+        def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    trainer = fit(tmp_path, task, max_epochs=2, callbacks=[Watched(monitor=None, mode="min")])
+    assert trainer.global_step == 10
+    full = trainer.optimizers[0].param_groups[0]["initial_lr"]
+    assert rates == [full * task.schedule.factor(step, 10) for step in (0, 1, 2, 2, 2, 3, 4, 5, 6, 7)]
 
 
 def test_skipped_steps_count_in_no_metric(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

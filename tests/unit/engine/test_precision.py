@@ -18,7 +18,7 @@ from leyden.data.datamodule import DataModule
 from leyden.data.loaders import Batch
 from leyden.engine.epoch_state import MeanLoss
 from leyden.engine.precision import check_precision, convert_net, run_in_precision, trainer_precision
-from leyden.engine.schedule import Constant
+from leyden.engine.schedule import Constant, Cosine, Schedule
 from leyden.engine.settings import PLAIN_STEP
 from leyden.engine.task import Task
 from leyden.errors import ConfigError
@@ -114,20 +114,24 @@ class Watched(Fit):
         super().on_train_start()
         self.norms: list[float] = []
         self.clipped: list[float] = []
+        self.rates: list[float] = []
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         super().on_before_optimizer_step(optimizer)
         assert self._grad_norm is not None
         self.norms.append(float(self._grad_norm))
+        self.rates.append(optimizer.param_groups[0]["lr"])
         self.clipped.append(float(torch.nn.utils.get_total_norm([p.grad for p in self.net.parameters()])))
 
 
-def fit_float16(folder: Path, fused: bool, scale: float, max_norm: float = 0.1) -> tuple[Watched, float]:
+def fit_float16(
+    folder: Path, fused: bool, scale: float, max_norm: float = 0.1, schedule: Schedule | None = None
+) -> tuple[Watched, float]:
     """Float16 with a loss scale, which torch can also do on the CPU: slow, but the same steps as on a GPU."""
     quiet_libraries()
     torch.manual_seed(0)
     optim = partial(torch.optim.SGD, lr=0.1, fused=fused)
-    task = Watched(nn.Linear(3, 2), optim, Constant())
+    task = Watched(nn.Linear(3, 2), optim, schedule or Constant())
     task.engine = replace(PLAIN_STEP, gradient_clip_norm=max_norm)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     trainer = Trainer(
@@ -170,3 +174,17 @@ def test_overflow_that_finds_the_scale_does_not_stop_training(tmp_path: Path, fu
     assert not overflowed[-1]
     assert scale == 2.0 ** (18 - sum(overflowed))
     assert all(torch.isfinite(p).all() for p in task.parameters())
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_overflow_does_not_advance_the_schedule(tmp_path: Path, fused: bool) -> None:
+    schedule = Cosine()
+    task, _ = fit_float16(tmp_path, fused, scale=2.0**18, max_norm=100.0, schedule=schedule)
+    overflowed = [not torch.isfinite(torch.tensor(norm)) for norm in task.norms]
+    count = sum(overflowed)
+    assert overflowed == [True] * count + [False] * (6 - count)
+    assert 1 <= count <= 4
+    # The first steps come to nothing; then the schedule begins
+    expected = [0.1] * count + [0.1 * schedule.factor(step, 6) for step in range(6 - count)]
+    assert task.rates == pytest.approx(expected, rel=1e-12)
+    assert task.guard.num_skipped == count
