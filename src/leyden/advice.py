@@ -27,6 +27,10 @@ def explain_composition_error(err: Exception, arguments: list[str]) -> str:
         near = closest(option, options)
         if options:
             return f"ConfigError: there is no {group} '{option}'.{near} Available: {', '.join(options)}."
+    there = re.search(r"Could not append to config\. An item is already at '([^']+)'", text)
+    if there:
+        key = there.group(1)
+        return f"ConfigError: `{key}` is in the config already. Set it without the plus: {key}=VALUE."
     quoting = ""
     if "LexerNoViableAltException" in text or "mismatched input" in text or "no viable alternative" in text:
         quoting = "\nA value with =, blanks, commas or brackets needs quotes inside quotes: 'key=\"a=b c\"'."

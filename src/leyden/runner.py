@@ -238,6 +238,8 @@ def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = No
             if task.thread_choice:
                 task.thread_choice.before = stopped.num_threads
             task.new_optim_settings = stopped.config is not None and stopped.config["optim"] != config["optim"]
+        trainer.strategy.checkpoint_io.lend(stopped.checkpoint, dict(stopped.content))  # type: ignore[attr-defined]
+        stopped.content.clear()
         trainer.fit(task, datamodule=data, ckpt_path=str(stopped.checkpoint), weights_only=True)
     num_steps = trainer.global_step
     callback = next((c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpoint)), None)
@@ -247,7 +249,9 @@ def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = No
     check_trained(task, num_steps, results)
     if callback is not None:
         tested = callback.path_to_test
-        results |= check_checkpoint(tested)
+        content, found = check_checkpoint(tested)
+        results |= found
+        trainer.strategy.checkpoint_io.lend(tested, content)  # type: ignore[attr-defined]
     else:
         log.warning("callbacks.checkpoint is null: no checkpoint was kept, so the final weights are tested.")
     objective = results.get(config["objective"]["metric"])
@@ -261,7 +265,7 @@ def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = No
         )
         results |= {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
     elif callback is not None:
-        task.load_state_dict(split_state(task, read_checkpoint(tested)["state_dict"]))
+        task.load_state_dict(split_state(task, content["state_dict"]))
     if config["objective"]["metric"].startswith("test/"):
         objective = results.get(config["objective"]["metric"])
     report(assembly, results, objective, num_steps, run_dir)
@@ -328,8 +332,8 @@ def describe(assembly: Assembly) -> None:
     log.info("Model: %s, %s parameters; %s epochs", type(net).__name__, f"{num_parameters:,}", trainer.max_epochs)
 
 
-def check_checkpoint(path: Path) -> dict[str, float]:
-    """Loads the checkpoint that will be tested and returns the metrics it keeps.
+def check_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, float]]:
+    """Loads the checkpoint that will be tested and returns it, and the metrics it keeps.
 
     Raises:
         DataError: when it does not load.
@@ -342,7 +346,7 @@ def check_checkpoint(path: Path) -> dict[str, float]:
     if bad:
         raise TrainingError(f"The checkpoint {path} has values that are not finite in {bad[0]}. Lower optim.lr.")
     metrics: dict[str, float] = {k: v for k, v in content["leyden"]["metrics"].items() if k.startswith("val/")}
-    return metrics
+    return content, metrics
 
 
 def check_trained(task: torch.nn.Module, num_steps: int, results: dict[str, float]) -> None:

@@ -77,6 +77,16 @@ def test_stop_within_an_epoch(train: Callable) -> None:
         assert torch.equal(value, weights(stopped.folder)[name]), name
 
 
+def test_each_checkpoint_is_read_once(train: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = train(*EXPERIMENTS["dropout"], "trainer.max_epochs=2")
+    read: list[str] = []
+    load = torch.load
+    monkeypatch.setattr(torch, "load", lambda path, **options: read.append(Path(path).name) or load(path, **options))
+    resumed = train(f"resume={stopped.folder}", "trainer.max_epochs=3")
+    assert resumed.exit_code == 0, resumed.output
+    assert read == ["last.ckpt", "best.ckpt"]  # to go on, and to test
+
+
 def test_last_names_the_newest_run(train: Callable) -> None:
     train("experiment=regression_line", "trainer.max_epochs=1")
     newest = train("experiment=regression", "trainer.max_epochs=1").folder

@@ -35,6 +35,7 @@ def explain(*overrides: str) -> str:
             "`optim.amsgrad` is not in the config, but torch.optim.AdamW takes it. Add it: +optim.amsgrad=VALUE.",
         ),
         ("trainer.profiler=simple", "`trainer.profiler` is not in the config, but lightning.pytorch.Trainer takes it."),
+        ("+trainer.max_steps=3", "`trainer.max_steps` is in the config already. Set it without the plus: trainer.max"),
     ],
 )
 def test_unknown_keys(override: str, words: str) -> None:

@@ -48,6 +48,7 @@ class CheckpointWriter(TorchCheckpointIO):
         self._thread: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
         self._held: Held | None = None
+        self._lent: tuple[Path, dict[str, Any]] | None = None
         # Memory of the last copy, which the next one takes again: new memory costs several times the copying
         self._copies: list[Tensor] = []
 
@@ -63,6 +64,7 @@ class CheckpointWriter(TorchCheckpointIO):
         options = dict(storage_options or {})
         hold = options.pop("hold", False)
         self._join()
+        self._lent = None
         held, self._held = self._held, None
         if held is not None and held.options["also"] != options.get("also"):
             self._start_writing(held.checkpoint, held.options["also"])
@@ -104,7 +106,12 @@ class CheckpointWriter(TorchCheckpointIO):
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """Reads a checkpoint; never executes anything in it."""
         self.wait()
-        return read_checkpoint(Path(path))
+        lent, self._lent = self._lent, None
+        return lent[1] if lent is not None and lent[0] == Path(path) else read_checkpoint(Path(path))
+
+    def lend(self, path: Path, content: dict[str, Any]) -> None:
+        """Takes what was read of a checkpoint, so that it is not read again if it is the next to be loaded."""
+        self._lent = path, content
 
     def teardown(self) -> None:
         """Waits, and ends the thread. What could not be written is logged, since another error may be on its way."""

@@ -117,10 +117,8 @@ class ClassificationTask(Task):
     def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return outputs, batch["label"]
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        for part, (loss, logits) in self.micro_batches.evaluate(batch, self.compute_loss):
-            self._update("test", loss, logits, part)
-            self.confusion_matrix.update(logits, part["label"])
+    def keep_tested(self, outputs: Tensor, batch: Batch) -> None:
+        self.confusion_matrix.update(outputs, batch["label"])
 
     def baseline_outputs(self, data: DataModule, num_rows: int) -> tuple[str, Tensor]:
         majority = int(torch.bincount(data.splits["train"]["label"].long()).argmax())

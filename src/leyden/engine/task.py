@@ -63,11 +63,7 @@ class Task(LightningModule):
     takes_mixed_labels: ClassVar[bool] = False
 
     def __init__(
-        self,
-        net: nn.Module,
-        optim: Callable[..., torch.optim.Optimizer],
-        schedule: Schedule,
-        seed: int = 0,
+        self, net: nn.Module, optim: Callable[..., torch.optim.Optimizer], schedule: Schedule, seed: int = 0
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -128,6 +124,9 @@ class Task(LightningModule):
     def summary(self, data: DataModule) -> dict[str, float]:
         """Further final values for metrics.json, e.g. coefficients of a linear model."""
         return {}
+
+    def keep_tested(self, outputs: Tensor, batch: Batch) -> None:
+        """Called with each part of the test, for what `draw` needs."""
 
     def draw(self) -> dict[str, Figure]:
         """Pictures of the test by name, e.g. a confusion matrix; called once, after the test."""
@@ -228,6 +227,8 @@ class Task(LightningModule):
     def _evaluate(self, phase: str, batch: Batch) -> None:
         for part, (loss, outputs) in self.micro_batches.evaluate(batch, self.compute_loss):
             self._update(phase, loss, outputs, part)
+            if phase == "test":
+                self.keep_tested(outputs.detach(), part)
 
     def _update(self, phase: str, loss: Tensor, outputs: Tensor, batch: Batch) -> None:
         self.losses_of(phase).update(loss.detach(), weight=len(batch[self.input_key]))
@@ -391,9 +392,8 @@ class Task(LightningModule):
     @property
     def train_metrics(self) -> nn.ModuleDict:
         """Everything that is added up over a training epoch."""
-        return nn.ModuleDict(
-            {"loss": self.losses_of("train"), "metrics": self.metrics_of("train"), "interval": self._interval_loss}
-        )
+        parts = {"loss": self.losses_of("train"), "metrics": self.metrics_of("train"), "interval": self._interval_loss}
+        return nn.ModuleDict(parts)
 
     def count_steps(self) -> int:
         """Optimiser steps of the whole run, which the schedule is laid out for."""

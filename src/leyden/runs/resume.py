@@ -37,6 +37,7 @@ class Stopped:
         finished: whether it came to its end.
         data: the fingerprint of its data.
         num_threads: CPU threads that its operators took.
+        content: of the checkpoint, until it is taken.
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class Stopped:
     finished: bool = False
     data: dict[str, Any] | None = None
     num_threads: int | None = None
+    content: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 def find_run(name: str, outputs: Path) -> Path:
@@ -108,6 +110,7 @@ def load_stopped(folder: Path) -> Stopped:
             finished=record["state"] == "finished",
             data=record.get("data"),
             num_threads=content["leyden"]["num_threads"],
+            content=content,
         )
     raise DataError(" ".join(map(str, problems)))
 

@@ -128,6 +128,22 @@ def number_of_flat(path: Path) -> float:
     return float(read_checkpoint(path)["state_dict"]["w"].flatten()[0])
 
 
+def test_lent_content_is_loaded_once_and_from_its_path_only(tmp_path: Path) -> None:
+    writer = CheckpointWriter()
+    path, other = tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    write_checkpoint(state(1), path, also=other)
+    lent = state(2)
+    writer.lend(path, lent)
+    assert writer.load_checkpoint(str(path)) is lent
+    assert float(writer.load_checkpoint(str(path))["state_dict"]["w"][0, 0]) == 1
+    writer.lend(path, lent)
+    assert float(writer.load_checkpoint(str(other))["state_dict"]["w"][0, 0]) == 1
+    writer.lend(path, lent)
+    writer.save_checkpoint(state(3), path)
+    assert float(writer.load_checkpoint(str(path))["state_dict"]["w"][0, 0]) == 3
+    writer.teardown()
+
+
 def test_what_went_wrong_is_raised_at_the_next_call(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
