@@ -36,7 +36,6 @@ from leyden.launch.job import Job
 from leyden.launch.place import Place, find_place
 from leyden.launch.supervisor import run_processes
 from leyden.runs.folder import RunRecord, command_line, correct_end, hash_config, write_json
-from leyden.runs.pictures import draw_curves, write_pictures
 from leyden.runs.results import build_table, compute_baseline, predict_probes
 from leyden.runs.resume import Stopped, check_resumable, find_states, load_stopped, resume_command, set_aside
 from leyden.sharding import all_finite, split_state
@@ -291,6 +290,8 @@ def report(
     finite = {name: value for name, value in results.items() if name not in bad}
     final = {**finite, **({"objective": objective} if objective is not None else {})}
     write_json(run_dir / "metrics.json", dict(sorted(final.items())))
+    from leyden.runs.pictures import draw_curves, write_pictures  # late: it imports polars
+
     history = run_dir / "history.csv"
     write_pictures({**figures, **({"curves": draw_curves(history)} if history.is_file() else {})}, run_dir / "pictures")
     for logger in trainer.loggers:
