@@ -145,10 +145,12 @@ def plan(
     def run() -> MemoryPlan:
         with progress.status("Starting ...") as status:  # shows nothing where there is no terminal
             from leyden.entry import compose_config
+            from leyden.runs.plan import build_planner
             from leyden.runs.plan_table import plan_memory
 
             cfg = compose_config([*context.args, "logger=null"])
-            return plan_memory(cfg, context.args, budget, lambda what: status.update(f"Planning: {what} ..."))
+            planner = build_planner(cfg, context.args, budget, lambda what: status.update(f"Planning: {what} ..."))
+            return plan_memory(planner)
 
     found = _report_errors(run)
     if as_json:

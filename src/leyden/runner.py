@@ -248,9 +248,13 @@ def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = No
     check_trained(task, num_steps, results)
     if callback is not None:
         tested = callback.path_to_test
-        content, found = check_checkpoint(tested)
-        results |= found
-        trainer.strategy.checkpoint_io.lend(tested, content)  # type: ignore[attr-defined]
+        content = check_checkpoint(tested)
+        results |= {k: v for k, v in content["leyden"]["metrics"].items() if k.startswith("val/")}
+        if config["test"]:
+            trainer.strategy.checkpoint_io.lend(tested, content)  # type: ignore[attr-defined]
+        else:
+            task.load_state_dict(split_state(task, content["state_dict"]))
+        del content  # as large as the network and its optimiser's state
     else:
         log.warning("callbacks.checkpoint is null: no checkpoint was kept, so the final weights are tested.")
     objective = results.get(config["objective"]["metric"])
@@ -263,8 +267,6 @@ def fit_and_test(assembly: Assembly, run_dir: Path, stopped: Stopped | None = No
             ckpt_path=str(tested) if callback else None,
         )
         results |= {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
-    elif callback is not None:
-        task.load_state_dict(split_state(task, content["state_dict"]))
     if config["objective"]["metric"].startswith("test/"):
         objective = results.get(config["objective"]["metric"])
     report(assembly, results, objective, num_steps, run_dir)
@@ -333,8 +335,8 @@ def describe(assembly: Assembly) -> None:
     log.info("Model: %s, %s parameters; %s epochs", type(net).__name__, f"{num_parameters:,}", trainer.max_epochs)
 
 
-def check_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, float]]:
-    """Loads the checkpoint that will be tested and returns it, and the metrics it keeps.
+def check_checkpoint(path: Path) -> dict[str, Any]:
+    """Loads the checkpoint that will be tested and returns it.
 
     Raises:
         DataError: when it does not load.
@@ -346,8 +348,7 @@ def check_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, float]]:
     bad = [k for k, v in content["state_dict"].items() if v.is_floating_point() and not torch.isfinite(v).all()]
     if bad:
         raise TrainingError(f"The checkpoint {path} has values that are not finite in {bad[0]}. Lower optim.lr.")
-    metrics: dict[str, float] = {k: v for k, v in content["leyden"]["metrics"].items() if k.startswith("val/")}
-    return content, metrics
+    return content
 
 
 def check_trained(task: torch.nn.Module, num_steps: int, results: dict[str, float]) -> None:

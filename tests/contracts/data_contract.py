@@ -70,6 +70,23 @@ class DataModuleContract:
             assert sum(lengths) == data.num_samples(split)
             assert all(length == data.batch_size for length in lengths[:-1])
 
+    def test_outline_says_what_reading_finds(self, folder: Path, data: DataModule) -> None:
+        built = self.build(folder, seed=0)
+        outline = built.outline()
+        if outline is None:
+            assert type(built).outline is DataModule.outline
+            return
+        found, read = outline["train"], data.splits["train"]
+        assert {n: (t.shape[1:], t.dtype, t.device.type) for n, t in found.items()} == {
+            n: (t.shape[1:], t.dtype, "meta") for n, t in read.items()
+        }
+        assert built.facts.keys() == data.facts.keys()
+        for name, value in data.facts.items():
+            if name == "class_names":  # small files of a known set may have others
+                assert len(built.facts[name]) == len(value)
+            elif name not in ("target_mean", "target_std"):  # for which values are needed
+                assert built.facts[name] == value, name
+
     def test_row_alone_equals_row_in_batch(self, data: DataModule) -> None:
         batch = next(batches(data, "test"))
         for row in range(min(3, len(batch[data.label_key]))):

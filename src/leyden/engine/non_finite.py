@@ -56,7 +56,9 @@ class FiniteGuard:
         self._step_loss = 0.0
         self._is_bad = False
         self._buffers: list[Tensor] = []
-        self._scale: float | None = None  # of float16, after the last step
+        # The loss scale of float16, where there is one, and its value after the last step
+        self._scaler = getattr(task.trainer.precision_plugin, "scaler", None)
+        self._scale: float | None = None
         self._num_taken = {"interval": 0, "epoch": 0}
 
     def state(self) -> dict[str, Any]:
@@ -80,8 +82,8 @@ class FiniteGuard:
     def begin(self) -> None:
         """Called before the first loss of a step."""
         self._step_loss, self._is_bad = 0.0, False
-        if self._scale is None and (scaler := _scaler(self.task)) is not None:
-            self._scale = scaler.get_scale()  # that of a resumed run is loaded by now
+        if self._scaler is not None and self._scale is None:
+            self._scale = self._scaler.get_scale()  # that of a resumed run is loaded by now
         self._first_bad_before = self._first_bad
         if self.skips:  # running statistics that a bad batch would spoil
             self._buffers = [buffer.clone() for buffer in self.task.net.buffers()]
@@ -131,10 +133,9 @@ class FiniteGuard:
 
         Reading the scale makes the host wait for the device, as the scale itself does for most optimisers.
         """
-        scaler = _scaler(self.task)
-        if scaler is None:
+        if self._scaler is None:
             return was_allowed
-        before, self._scale = self._scale, scaler.get_scale()
+        before, self._scale = self._scale, self._scaler.get_scale()
         overflowed = before is not None and self._scale < before
         if was_allowed and overflowed:
             self.num_skipped += 1
@@ -142,7 +143,7 @@ class FiniteGuard:
 
     def _must_skip(self) -> bool:
         trainer = self.task.trainer
-        if not self._is_bad and _scaler(self.task) is None:  # the scaler looks at the gradient itself
+        if not self._is_bad and self._scaler is None:  # the scaler looks at the gradient itself
             gradients = [p.grad for p in self.task.net.parameters() if p.grad is not None]
             self._is_bad = not math.isfinite(total_norm(gradients).item())
         if trainer.world_size > 1:
@@ -162,7 +163,7 @@ class FiniteGuard:
             log.warning("Step %d is skipped: %s", step, self._evidence(step, None).rstrip())
         for buffer, before in zip(self.task.net.buffers(), self._buffers, strict=True):
             buffer.copy_(before)
-        if _scaler(self.task) is None:  # which needs to see the gradient, and skips the step by itself
+        if self._scaler is None:  # which needs to see the gradient, and skips the step by itself
             optimizer.zero_grad(set_to_none=True)
 
     # ---- where something is read -------------------------------------------------------------------------------
@@ -276,8 +277,3 @@ def _first_bad(tensors: dict[str, Any]) -> str | None:
     if not found or bool(torch.stack([flag.cpu() for flag in found.values()]).all()):
         return None
     return next(name for name, flag in found.items() if not flag)
-
-
-def _scaler(task: Task) -> Any:
-    """The loss scale of float16, where there is one."""
-    return getattr(task.trainer.precision_plugin, "scaler", None)

@@ -92,9 +92,13 @@ def find_largest(excess: Callable[[int], int], low: int, high: int) -> int | Non
     return low
 
 
-def smallest_part(task: Task) -> int:
-    """Samples that a step needs at a time: BatchNorm cannot train on one."""
-    return 1 + any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
+def smallest_part(task: Task, strategy: str) -> int:
+    """Samples that a step needs at a time.
+
+    Two for BatchNorm, which cannot train on one, and where processes fetch weights, who take equally many parts.
+    """
+    has_batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in task.modules())
+    return 2 if has_batch_norm or STRATEGIES[strategy].shards_weights else 1
 
 
 class Planner:
@@ -118,7 +122,7 @@ class Planner:
         hardware: Hardware,
         announce: Announce = lambda what: None,
     ) -> None:
-        self.engine = Engine(**cfg.engine)
+        self.name, self.engine = str(cfg.name), Engine(**cfg.engine)
         self.data, self.task, self.budget, self.announce = data, task, budget, announce
         self.accelerator = "cpu" if cfg.hardware.accelerator == "cpu" else "cuda"
         self.has_blocks = hasattr(task.net, "repeated_blocks")
@@ -138,8 +142,8 @@ class Planner:
         )
 
     def smallest(self, strategy: str) -> int:
-        """Samples that a step needs at a time: two where processes fetch weights, who take equally many parts."""
-        return max(smallest_part(self.task), 2 if STRATEGIES[strategy].shards_weights else 1)
+        """Samples that a step needs at a time."""
+        return smallest_part(self.task, strategy)
 
     def can_be(self, way: Way) -> bool:
         """Whether the network can be trained so, beside its memory."""
@@ -299,7 +303,8 @@ def warn_of_memory(assembly: Assembly) -> None:
         peak = measure(min(micro, local) if isinstance(micro, int) else local)
         if peak <= budget.usable:
             return
-        largest = find_largest(lambda size: measure(size) - budget.usable, smallest_part(task), local)
+        smallest = smallest_part(task, plan.strategy)
+        largest = find_largest(lambda size: measure(size) - budget.usable, smallest, local)
     except USER_ERRORS as err:  # a run that cannot be planned may be trained all the same
         log.info("%s", err)
         return

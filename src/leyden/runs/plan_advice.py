@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from leyden.engine.memory import STRATEGIES
 from leyden.hardware.memory import format_gib
+from leyden.hardware.plan import SHARDED
 from leyden.runs.plan import MAX_CHEAP_PARTS, Planner, Way
 
 
@@ -83,9 +83,9 @@ def changes(planner: Planner, largest: int | None) -> Iterator[tuple[Way, str]]:
     half = replace(own, precision="bf16-true", activation_checkpointing=own.activation_checkpointing or recomputes)
     if own.precision != "bf16-true" and (size := planner.largest(half)) is not None:
         yield _cut(planner, half, size), "the whole network in bfloat16, where small updates get lost"
-    for name, kind in STRATEGIES.items():
+    for name in SHARDED:
         way = replace(own, strategy=name)
-        shares = (kind.shards_weights or kind.cuts_layers) and name != own.strategy and planner.can_be(way)
+        shares = name != own.strategy and planner.can_be(way)
         if shares and (size := planner.largest(way)) is not None:
             yield _cut(planner, way, size), f"{planner.layouts[name].num_devices} devices that share the weights"
 

@@ -13,6 +13,7 @@ from leyden.engine.memory import STRATEGIES
 from leyden.engine.parallel import check_sharding
 from leyden.engine.settings import Engine
 from leyden.errors import ConfigError
+from leyden.hardware.plan import SHARDED
 from leyden.hardware.probe import Hardware
 
 # Devices of the strategies that share, where neither the config nor this machine has a number
@@ -79,8 +80,7 @@ def choose_layouts(settings: DictConfig, hardware: Hardware, net: nn.Module, eng
 
 def find_problem(strategy: str, layout: Layout, net: nn.Module, engine: Engine) -> ConfigError | None:
     """Why a network cannot be trained so; None where it can."""
-    kind = STRATEGIES[strategy]
-    if not (kind.shards_weights or kind.cuts_layers):
+    if strategy not in SHARDED:
         return None
     try:
         check_sharding(net, engine, layout.data_parallel_size, layout.tensor_parallel_size)

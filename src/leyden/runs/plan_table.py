@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from leyden.engine.memory import STRATEGIES, StepMemory
 from leyden.hardware.memory import MIB, Budget
-from leyden.runs.plan import Announce, Planner, Row, Way, build_planner
+from leyden.runs.plan import Planner, Row, Way
 from leyden.runs.plan_advice import Advice, advise
 from leyden.runs.plan_layout import Layout
 
@@ -124,28 +123,19 @@ def _number(memory: StepMemory, part: str) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
 
 
-def plan_memory(
-    cfg: DictConfig, overrides: list[str], budget: str | None, announce: Announce = lambda what: None
-) -> MemoryPlan:
-    """Plans the memory of an experiment's training step; needs no GPU and reads no large data set.
-
-    Args:
-        cfg: the composed config.
-        overrides: the command line's.
-        budget: a size, the name of a card, or None for the GPU of this machine, if there is one.
-        announce: told what is done.
+def plan_memory(planner: Planner) -> MemoryPlan:
+    """Plans the memory of an experiment's training step.
 
     Raises:
-        ConfigError, DataError, HardwareError: for what is wrong with them, or what cannot be planned.
+        PlanError: when the step cannot be planned.
     """
-    planner = build_planner(cfg, overrides, budget, announce)
     advice = advise(planner) if planner.budget else None
     largest = advice.largest_micro_batch_size if advice else None
     rows = list(planner.rows([] if largest is None else [largest]))
     if advice and advice.way and advice.way not in {row.way for row in rows}:
         rows.append(planner.row(advice.way))
     return MemoryPlan(
-        experiment=cfg.name,
+        experiment=planner.name,
         accelerator=planner.accelerator,
         batch_size=planner.data.batch_size,
         own=planner.own,

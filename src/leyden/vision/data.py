@@ -29,7 +29,7 @@ from leyden.data.loaders import Batch
 from leyden.data.splits import split_problems, split_rows
 from leyden.errors import DataError
 from leyden.vision.images import SUFFIXES, load_images
-from leyden.vision.sets import IMAGE_SETS, image_facts, list_classes, outline_images
+from leyden.vision.sets import IMAGE_SETS, image_facts, outline_images
 
 log = logging.getLogger(__name__)
 
@@ -337,8 +337,9 @@ class ImageFolder(ImageData):
         return split_problems(values)
 
     def outline(self) -> dict[str, Batch] | None:
-        count, names = list_classes(Path(self.path))
-        return self._outline({"train": count}, self.in_channels, self.image_size, names) if len(names) > 1 else None
+        _, pool = self._list_splits()
+        names, counts = sorted({file.parent.name for file in pool}), {"train": len(pool)}
+        return self._outline(counts, self.in_channels, self.image_size, names) if len(names) > 1 else None
 
     def load_images_and_labels(self) -> tuple[dict[str, Batch], list[str]]:
         files = self._list_files()
@@ -373,12 +374,16 @@ class ImageFolder(ImageData):
             )
         return splits, class_names
 
-    def _list_files(self) -> dict[str, list[Path]]:
+    def _list_splits(self) -> tuple[dict[str, list[Path]], list[Path]]:
+        """The pictures of each split that has a folder of its own, and those for training and what is split off."""
         root = Path(self.path)
         if not root.is_dir():
             raise DataError(f"There is no folder {root.absolute()}. Check data.path (relative to the current folder).")
         fixed = {split: _pictures(root / split) for split in ("train", "val", "test") if (root / split).is_dir()}
-        pool = fixed.get("train", [] if fixed else _pictures(root))
+        return fixed, fixed.get("train", [] if fixed else _pictures(root))
+
+    def _list_files(self) -> dict[str, list[Path]]:
+        fixed, pool = self._list_splits()
         rows = split_rows(
             [hashlib.blake2b(file.read_bytes()).digest() for file in pool],
             0.0 if "val" in fixed else self.val_frac,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from leyden.data.loaders import Batch
-from leyden.vision.images import SUFFIXES
 
 
 @dataclass(frozen=True)
@@ -87,10 +85,3 @@ def image_facts(in_channels: int, image_size: int, class_names: list[str]) -> di
         "in_channels": in_channels,
         "image_size": image_size,
     }
-
-
-def list_classes(folder: Path) -> tuple[int, list[str]]:
-    """How many pictures a folder has for training (and for what is split off), and the names of its classes."""
-    top = folder / "train" if (folder / "train").is_dir() else folder
-    names = [file.parent.name for file in top.glob("*/*") if file.suffix.lower() in SUFFIXES]
-    return len(names), sorted(set(names))

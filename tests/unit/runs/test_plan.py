@@ -14,8 +14,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from leyden.config import validate
+from leyden.engine import memory
 from leyden.engine.parallel import cut_layers, own_bytes
 from leyden.engine.settings import Engine
+from leyden.engine.tracer import StepTracer
 from leyden.entry import compose_config
 from leyden.errors import ConfigError
 from leyden.hardware.memory import GIB, MIB, Budget
@@ -281,6 +283,20 @@ def test_run_that_will_not_fit_is_warned(monkeypatch: pytest.MonkeyPatch, caplog
     assert not caplog.records
     warn_of_memory(assembly(*VIT, f"engine.micro_batch_size={int(found[1]) + 1}"))
     assert len(caplog.records) == 1
+
+
+def test_fully_sharded_run_is_not_told_to_take_one_sample(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = assembly(*VIT)
+    run.plan.strategy, run.plan.is_sharded, run.trainer.world_size = "fsdp", True, 2
+    tracer = StepTracer(run.task, run.data, "cuda")
+    one, two = (memory.share(tracer.measure(32, size), "fsdp", 2).total for size in (1, 2))
+    free(monkeypatch, int((one + two) / 2 / 0.95))  # room for one, which check_sharding refuses
+    warn_of_memory(run)
+    message = caplog.records[0].getMessage()
+    assert "Use engine.activation_checkpointing=true;" in message
+    assert "micro_batch_size" not in message
 
 
 def test_run_that_fits_is_not_warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
